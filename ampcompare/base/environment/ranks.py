@@ -1,17 +1,27 @@
 """Rank and world size of this process, read from the environment. Imports no torch."""
 
+from __future__ import annotations
+
 import os
 import re
 import socket
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ampcompare.base.environment.variables import STARTED_BY
 from ampcompare.base.errors import ConfigError
 
 FIRST_PORT, PORTS = 20000, 20000
+
+
+class RankInGroup(NamedTuple):
+    """Which of how many processes of a group this one is, from 0."""
+
+    rank: int
+    size: int
 
 
 class _RankVariables(NamedTuple):
@@ -83,6 +93,20 @@ def rank_of_process(environment: Mapping[str, str] | None = None) -> int:
 def is_one_of_several_ranks() -> bool:
     """Return whether torchrun, mpirun, srun or a script started this process as one of several ranks."""
     return _find_rank_variables(os.environ) is not None
+
+
+def rank_in_process_group() -> RankInGroup | None:
+    """Return the place of this process in torch's default process group; None where there is none. Imports no torch."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return RankInGroup(int(distributed.get_rank()), int(distributed.get_world_size()))
+
+
+def has_other_ranks() -> bool:
+    """Return whether torch's default process group has other processes than this one."""
+    place = rank_in_process_group()
+    return place is not None and place.size > 1
 
 
 def read_distributed_env(

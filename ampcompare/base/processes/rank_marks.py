@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ampcompare.base.environment.ranks import is_one_of_several_ranks, rank_of_process
+from ampcompare.base.environment.ranks import is_one_of_several_ranks, rank_in_process_group, rank_of_process
 from ampcompare.base.environment.variables import CELL_FOLDER
 
 MARKED = re.compile(rb"\x1e(\d+)\x1f([^\x1d]*)\x1d")
@@ -89,11 +89,6 @@ class _RankMarkedStream:
 
 def _rank_in_group() -> int | None:
     """Return the rank of this process; None where it is the only one, or none of a group."""
-    torch_distributed: Any = sys.modules.get("torch.distributed")
-    if (
-        torch_distributed is not None
-        and torch_distributed.is_available()
-        and torch_distributed.is_initialized()
-    ):
-        return int(torch_distributed.get_rank()) if torch_distributed.get_world_size() > 1 else None
+    if (place := rank_in_process_group()) is not None:
+        return place.rank if place.size > 1 else None
     return rank_of_process() if is_one_of_several_ranks() and os.environ.get("WORLD_SIZE") != "1" else None

@@ -1,12 +1,10 @@
 """Report what a guard detected: once for each line, as a warning or as an error."""
 
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from ampcompare.base.environment.ranks import rank_of_process
+from ampcompare.base.environment.ranks import rank_in_process_group, rank_of_process
 from ampcompare.base.errors import GuardError
 from ampcompare.base.location import Location, user_location
 
@@ -61,7 +59,5 @@ class ViolationSink:
 
 
 def _rank_of_process() -> int:
-    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    return rank_of_process()
+    place = rank_in_process_group()
+    return rank_of_process() if place is None else place.rank

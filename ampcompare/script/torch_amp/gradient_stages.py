@@ -28,10 +28,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.ranks import rank_in_process_group
 from ampcompare.base.errors import ScalingError
 from ampcompare.base.location import call_site_key, message_with_script_line
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
@@ -559,7 +560,7 @@ def _is_any_true(flags: Iterable[Tensor]) -> bool:
 
 def _can_run_twice(loss: Tensor) -> bool:
     """Return whether the graph of a loss can be kept for a second pass: compiled ones give up their buffers."""
-    if distributed.is_available() and distributed.is_initialized():  # whose gradients hooks reduce
+    if rank_in_process_group() is not None:  # whose gradients hooks reduce
         return False
     waiting: list[Any] = [loss.grad_fn]
     seen: set[Any] = set()

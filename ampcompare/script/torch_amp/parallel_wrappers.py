@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
+from ampcompare.base.environment.ranks import has_other_ranks
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Subscriptions
@@ -61,11 +62,7 @@ class ParallelWrappers:
 
     def is_only_rank(self) -> bool:
         """Return whether there is no other rank."""
-        return (
-            not distributed.is_available()
-            or not distributed.is_initialized()
-            or distributed.get_world_size() == 1
-        )
+        return not has_other_ranks()
 
     def _wrappers_with_arguments(
         self, models: Sequence[nn.Module]

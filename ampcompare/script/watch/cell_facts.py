@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
-from torch import distributed
 
+from ampcompare.base.environment.ranks import rank_in_process_group
 from ampcompare.base.metric_log import listen_to_metrics
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
@@ -153,10 +153,8 @@ class CellFactsRecorder:
     def _record_start_once(self) -> None:
         """Record at the first step what is known by then."""
         self._has_begun = True
-        if distributed.is_available() and distributed.is_initialized():
-            self._recorder.add_row(
-                {"kind": "rank", "rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
-            )
+        if (place := rank_in_process_group()) is not None:
+            self._recorder.add_row({"kind": "rank", "rank": place.rank, "world_size": place.size})
         if self._max_steps is not None:
             self._recorder.add_row({"kind": "planned", "steps": find_planned_steps()})
             self._recorder.write_held_rows()

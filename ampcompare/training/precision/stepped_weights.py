@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.optim import Optimizer
 
+from ampcompare.base.environment.ranks import has_other_ranks
 from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 from ampcompare.training.parallel.replication import average_over_ranks_in
 from ampcompare.training.precision.optimizer_state import cast_optimizer_state, cast_state_of_parameter
@@ -107,7 +108,7 @@ class MastersWithFp32Gradients(MasterWeights):
 
     @torch.no_grad()
     def take_gradients(self) -> None:
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        if has_other_ranks():
             collected: list[Tensor] = [master.grad for master in self._masters if master.grad is not None]
             average_over_ranks_in(self._reduce, collected)
         if len(self._optimizer.param_groups) != self._num_groups:

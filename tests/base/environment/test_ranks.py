@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.environment.ranks import DistributedEnv, rank_of_process, read_distributed_env
+from ampcompare.base.environment.ranks import (
+    DistributedEnv,
+    RankInGroup,
+    has_other_ranks,
+    rank_in_process_group,
+    rank_of_process,
+    read_distributed_env,
+)
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.experiment.launch.dispatch.dispatch import make_launcher
 from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
@@ -32,6 +39,29 @@ SRUN = {
     **{"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "1"},
     **{"SLURM_STEP_NODELIST": "gpu[03-04],x", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "2"},
 }
+
+
+@pytest.mark.parametrize(
+    ("is_open", "rank", "size", "place", "others"),
+    [
+        (False, -1, -1, None, False),
+        (True, 0, 1, RankInGroup(0, 1), False),
+        (True, 2, 4, RankInGroup(2, 4), True),
+    ],
+)
+def test_the_place_in_the_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+    is_open: bool,
+    rank: int,
+    size: int,
+    place: RankInGroup | None,
+    others: bool,
+) -> None:
+    """One function says whether there is a group, which rank this is, and whether there are others."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: is_open)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: size)
+    assert (rank_in_process_group(), has_other_ranks()) == (place, others)
 
 
 def test_nobody_has_started_several() -> None:
