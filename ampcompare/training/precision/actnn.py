@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
+from ampcompare.training.precision.device_generators import DeviceGenerators
 from ampcompare.training.precision.stochastic_rounding import seed_of_step
 
 
@@ -94,7 +95,7 @@ class SavedTensorPacker:
         self.params = params
         self.seed = seed
         self.forwards = 0
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generators = DeviceGenerators()
         self._packed: dict[int, tuple[StorageWeakRef, tuple[Any, ...], PackedTensor]] = {}
         self._weights: set[int] = set()
         self._shapes: set[tuple[int, ...]] = set()
@@ -102,8 +103,7 @@ class SavedTensorPacker:
     def begin_forward_pass(self) -> None:
         """Start a forward pass: its rounding depends on the seed and the number of forward passes before it."""
         self.forwards += 1
-        for generator in self._generators.values():
-            generator.manual_seed(self._seed_of_pass)
+        self._generators.begin_step(self._seed_of_pass)
         self._packed.clear()
         self._weights = {param.untyped_storage().data_ptr() for param in self.params}
         self._shapes = {tuple(sorted(param.shape)) for param in self.params if param.dim() > 1}
@@ -117,7 +117,8 @@ class SavedTensorPacker:
         earlier = self._packed.get(storage.data_ptr())
         if earlier is not None and not earlier[0].expired() and earlier[1] == view:
             return earlier[2]
-        packed = pack_tensor(tensor, self.bits, self.group, self._generator_of_device(tensor.device))
+        generator = self._generators.of_device(tensor.device, self._seed_of_pass)
+        packed = pack_tensor(tensor, self.bits, self.group, generator)
         self._packed[storage.data_ptr()] = (StorageWeakRef(storage), view, packed)
         return packed
 
@@ -139,12 +140,6 @@ class SavedTensorPacker:
         # Autocast's 16-bit copy of a weight has its shape or that of its transpose, and is not packed. An activation
         # that happens to have the shape of a weight is not packed either.
         return tensor.dtype is torch.float32 or tuple(sorted(tensor.shape)) not in self._shapes
-
-    def _generator_of_device(self, device: torch.device) -> torch.Generator:
-        """Return a separate generator for a device, so that dropout draws the same numbers as without packing."""
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed_of_pass)
-        return self._generators[device]
 
 
 class ActNN(PrecisionWrapper):

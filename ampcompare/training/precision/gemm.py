@@ -19,6 +19,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.tensors.products import hide_operations, modes_that_see_operations
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, make_precision
+from ampcompare.training.precision.device_generators import DeviceGenerators
 from ampcompare.training.precision.keep_fp32 import ids_of_kept_modules
 from ampcompare.training.precision.linear_products import (
     BF16,
@@ -60,7 +61,7 @@ class FormatPlan:
             self.engine = TorchaoProducts(rounding.scale)
         self.is_random = any(one is not None and one.stochastic for one in self._roundings.values())
         self.passes = self.seed = 0
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generators = DeviceGenerators()
         self._known: set[int] = set()  # ids of modules of installed models
         # models whose last layer is not known from a training pass
         self._undecided: dict[int, nn.Module] = {}
@@ -75,7 +76,7 @@ class FormatPlan:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_generators": {}, "_undecided": {}, "_known": set()}
+        return {**vars(self), "_generators": DeviceGenerators(), "_undecided": {}, "_known": set()}
 
     def has_module_of_model(self, model: nn.Module) -> bool:
         """Return whether a module is one of an installed model."""
@@ -136,14 +137,11 @@ class FormatPlan:
                 del self._undecided[id(model)]
         if torch.is_grad_enabled():
             self.passes += 1
-            for generator in self._generators.values():
-                generator.manual_seed(self._seed_of_pass)
+            self._generators.begin_step(self._seed_of_pass)
 
     def generator_of_device(self, device: torch.device) -> torch.Generator:
-        """Return the generator of a device, apart from torch's own, so that dropout draws the same numbers."""
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed_of_pass)
-        return self._generators[device]
+        """Return the generator of a device for this pass."""
+        return self._generators.of_device(device, self._seed_of_pass)
 
     @property
     def _seed_of_pass(self) -> int:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, distributed
 
+from ampcompare.base.environment.ranks import has_other_ranks
+from ampcompare.training.precision.device_generators import DeviceGenerators
+
 LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
 
 
@@ -47,7 +50,7 @@ class StochasticRounding:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rounds = 0
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generators = DeviceGenerators()
         self._agreed = False
 
     def round_into(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -55,16 +58,16 @@ class StochasticRounding:
         if not self._agreed and targets:
             self._take_seed_of_rank0(targets[0].device)
         self.rounds += 1
-        for device in {target.device for target in targets}:
-            generator = self._generators.setdefault(device, torch.Generator(device))
-            generator.manual_seed(seed_of_step("stochastic rounding", self.seed, self.rounds))
+        seed = seed_of_step("stochastic rounding", self.seed, self.rounds)
+        self._generators.begin_step(seed)
         for target, value in zip(targets, values, strict=True):
-            target.copy_(round_stochastically(value, self._generators[target.device]))
+            generator = self._generators.of_device(target.device, seed)
+            target.copy_(round_stochastically(value, generator))
 
     def _take_seed_of_rank0(self, device: torch.device) -> None:
         """Take seed and count of rank 0: weights that are rounded apart would drift apart under equal gradients."""
         self._agreed = True
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        if has_other_ranks():
             of_first = torch.tensor([self.seed, self.rounds], device=device)
             distributed.broadcast(of_first, src=0)
             self.seed, self.rounds = of_first.tolist()
