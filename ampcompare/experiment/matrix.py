@@ -16,7 +16,7 @@ from ampcompare.results.analysis.pairing.reference import default_reference, fin
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
-from ampcompare.settings.stack import StackConfig, arms_with_stacks, stack_names_in
+from ampcompare.settings.stack import StackConfig, arm_text_with_stack, arms_with_stacks, stack_names_in
 
 DEFAULT_ARMS = (
     "fp32",
@@ -44,7 +44,7 @@ class MatrixRow:
     @property
     def arm_with_stack(self) -> str:
         """The arm as a command and a file name it, such as `script@old`."""
-        return self.arm if self.stack is None else f"{self.arm}@{self.stack.name}"
+        return arm_text_with_stack(self.arm, self.stack.name if self.stack else None)
 
     @property
     def label(self) -> str:

@@ -27,7 +27,7 @@ from ampcompare.experiment.script_process import ENGINE, require_script, trace_s
 from ampcompare.experiment.script_run import UNKNOWN, ScriptRun
 from ampcompare.script.examination.rewrite_run import FOR_ADAPTER, FOR_TORCH
 from ampcompare.script.invocation.target import CALLS_APEX
-from ampcompare.settings.stack import StackConfig
+from ampcompare.settings.stack import StackConfig, arm_text_with_stack
 from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
 from ampcompare.source.migrate.adapter.imports import adapter_text
@@ -272,7 +272,7 @@ class _Verification:
         device = [] if visible_gpus() else ["--device", "cpu"]
         arms = ["--reference", level, "--arm", "fp16"]
         if self._stack is not None:
-            at = f"script@{self._stack.name}"
+            at = arm_text_with_stack("script", self._stack.name)
             arms = ["--stack", self._stack.text(), "--reference", at, "--arm", f"{at},fp16"]
             device = []
         return shlex.join(["ampcompare", "compare", *arms, *device, "--", self._path, *self._arguments])

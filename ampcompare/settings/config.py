@@ -30,7 +30,7 @@ from ampcompare.settings.recipe import (
     with_task_defaults,
 )
 from ampcompare.settings.script import ScriptConfig
-from ampcompare.settings.stack import StackConfig
+from ampcompare.settings.stack import StackConfig, arm_text_with_stack
 from ampcompare.settings.validation import paths_and_values
 
 Launcher = Literal["auto", "torchrun", "spawn", "slurm", "ray"]
@@ -417,7 +417,7 @@ class RunConfig(FrozenSettings):
     @property
     def arm_with_stack(self) -> str:
         """The arm, and the stack in which it trains, as in script@old."""
-        return self.arm if self.stack is None else f"{self.arm}@{self.stack.name}"
+        return arm_text_with_stack(self.arm, self.stack.name if self.stack else None)
 
     @property
     def parsed_arm(self) -> Arm:

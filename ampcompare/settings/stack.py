@@ -40,6 +40,16 @@ class StackConfig(FrozenSettings):
         return filled
 
 
+def arm_text_with_stack(arm: str, stack: str | None) -> str:
+    """Return an arm as a command and a file name it with its stack, such as `script@old`.
+
+    Args:
+        arm: its text.
+        stack: the name of the environment in which it trains; None for this one.
+    """
+    return arm if stack is None else f"{arm}@{stack}"
+
+
 def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackConfig]:
     """Read stacks such as `old=/envs/old/bin/python`, or NAME and COMMAND as a mapping has them.
 

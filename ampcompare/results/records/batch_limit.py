@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampcompare.settings.stack import arm_text_with_stack
+
 
 @dataclass(frozen=True)
 class BatchTry:
@@ -41,4 +43,4 @@ class BatchLimit:
     @property
     def label(self) -> str:
         """What its row is called: the arm, with its stack."""
-        return self.arm if self.stack is None else f"{self.arm}@{self.stack}"
+        return arm_text_with_stack(self.arm, self.stack)

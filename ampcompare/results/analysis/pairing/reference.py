@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampcompare.backends.arm import Arm
+from ampcompare.settings.stack import arm_text_with_stack
 
 USUAL_REFERENCES = ("script", "fp32")
 
@@ -31,5 +32,5 @@ def find_row_named(text: str, labels: Sequence[str]) -> str | None:
     if text in labels:
         return text
     arm, at, stack = text.rpartition("@")
-    wanted = f"{Arm.parse(arm)}@{stack}" if at else str(Arm.parse(text))
+    wanted = arm_text_with_stack(str(Arm.parse(arm if at else text)), stack if at else None)
     return next((label for label in labels if label.partition(" ")[0] == wanted), None)
