@@ -4,12 +4,12 @@ Subpackages load on first use, so importing this package costs no `import torch`
 """
 
 import importlib
-import os
 import sys
 import warnings
 from typing import Any
 
 from ampcompare.base.environment.extras import require_torch
+from ampcompare.base.environment.variables import is_apex_strict
 
 require_torch(engine_alone=True)
 
@@ -59,7 +59,7 @@ def deprecated_warning(msg: str) -> None:
 
 def is_strict_by_environment() -> bool:
     """Return whether the environment enables strict mode, with Apex's defects (`AMPCOMPARE_APEX_STRICT=1`)."""
-    return os.environ.get("AMPCOMPARE_APEX_STRICT", "").strip().lower() in {"1", "true", "yes", "on"}
+    return is_apex_strict()
 
 
 def install() -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import ampcompare
+from ampcompare.apex import is_strict_by_environment
 from ampcompare.base.environment import gpus
 from ampcompare.base.environment.apex import find_installed_apex
+from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.environment.gpus import why_no_accelerator
 from ampcompare.base.environment.oldest import require_python
 from ampcompare.base.environment.packages import (
@@ -23,6 +25,7 @@ from ampcompare.base.environment.packages import (
     installed_version,
     is_in_site_folder,
 )
+from ampcompare.base.environment.variables import APEX_STRICT
 
 OLDEST = "base/environment/oldest.py"
 # Those that pyenv keeps here.
@@ -229,3 +232,13 @@ def test_folders_into_which_packages_are_installed() -> None:
     assert is_in_site_folder("/envs/a/lib/python3.11/site-packages/timm/layers.py")
     assert not is_in_site_folder("/home/me/site-packages-old/train.py")
     assert not is_in_site_folder("/home/me/train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "strict"), [("1", True), (" Yes", True), ("0", False), ("", False), ("2", False)]
+)
+def test_one_answer_to_the_defects_of_apex(monkeypatch: pytest.MonkeyPatch, text: str, strict: bool) -> None:
+    """What a record says is what the engine does."""
+    monkeypatch.setenv(APEX_STRICT, text)
+    assert is_strict_by_environment() is strict
+    assert (APEX_STRICT in environment_fingerprint()) is strict
