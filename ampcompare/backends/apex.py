@@ -42,7 +42,7 @@ NOT_COMPARED = (
 def _roles_for_options(options: Options) -> Roles:
     level = level_with_overrides(options)
     scale: LossScale | None = None
-    if level.loss_scale == "dynamic":
+    if not level.is_static:
         low, high = level.min_loss_scale, level.max_loss_scale
         scale = LossScale(min(FIRST_SCALE, high), GROWTH_INTERVAL, lowest=low, highest=high)
     elif level.loss_scale != 1.0:
@@ -133,7 +133,7 @@ def _torch_amp_equivalent_and_closeness(name: str, level: OptLevel) -> tuple[str
             else _half_equivalent_and_closeness(level)
         )
     if level.patch_torch_functions:
-        scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
+        scale = f",init_scale={level.loss_scale:g}" if level.is_static else ""
         return f"native:fp16{scale}", "the same idea, function by function; the model for torch.amp"
     if not level.is_half:
         if name == "O1":
@@ -148,7 +148,7 @@ def _half_equivalent_and_closeness(level: OptLevel) -> tuple[str, str]:
     words = ["bf16"] if level.half_name == "bf16" else []
     words += ["bn_fp32"] if level.keep_batchnorm_fp32 else []
     words += ["masters=fp32"] if level.master_weights else []
-    words += ["dynamic"] if level.loss_scale == "dynamic" else []
+    words += [] if level.is_static else ["dynamic"]
     if isinstance(level.loss_scale, float) and level.loss_scale != 1:
         words.append(f"loss_scale={level.loss_scale:g}")
     return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
@@ -167,7 +167,7 @@ def _differences_from_equivalent(level: OptLevel, twin: str) -> tuple[str, ...]:
         ]
         if level.half_name == "bf16":
             differences.insert(0, NOT_COMPARED)
-        if level.loss_scale == "dynamic":
+        if not level.is_static:
             differences.append(
                 "Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000"
             )
@@ -222,7 +222,7 @@ def _why_options_invalid(options: Options) -> str:
         return f"the weights are fp32 under {options['opt_level']}, so masters=fp32 changes nothing; leave it out"
     if not level.is_half and level.keep_batchnorm_fp32:
         return f"batch norm is fp32 under {options['opt_level']}, so keep_batchnorm_fp32 changes nothing; leave it out"
-    if level.loss_scale != "dynamic" and (low or high):
+    if level.is_static and (low or high):
         bound = "min_loss_scale" if low else "max_loss_scale"
         return f"{bound} belongs to a dynamic loss scale; add loss_scale=dynamic, or leave it out"
     return ""

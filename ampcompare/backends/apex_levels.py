@@ -54,6 +54,11 @@ class OptLevel:
         return self.cast_model_type in ("float16", "bfloat16")
 
     @property
+    def is_static(self) -> bool:
+        """Whether the loss scale of the level stays as it is."""
+        return self.loss_scale != "dynamic"
+
+    @property
     def half_name(self) -> str:
         """The 16-bit type of the level, "fp16" or "bf16"."""
         return "bf16" if self.half_dtype == "bfloat16" else "fp16"
@@ -67,6 +72,11 @@ LEVELS: dict[str, OptLevel] = {
     "O4": OptLevel(None, True, None, None, 1.0, half_dtype="bfloat16"),
     "O5": OptLevel("bfloat16", False, True, True, 1.0, half_dtype="bfloat16"),
 }
+
+
+def has_half_weights(level: str | None) -> bool:
+    """Return whether the weights of the model are 16-bit at an opt level; None for none."""
+    return level is not None and LEVELS[level].is_half
 
 
 def level_with_overrides(options: Mapping[str, Any]) -> OptLevel:

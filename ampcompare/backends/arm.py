@@ -239,7 +239,7 @@ class Arm:
     def skips_overflows(self) -> bool:
         """Whether its loss scale moves, so that an overflow skips a step."""
         scale = None if self.roles is None else self.roles.loss_scale
-        return scale is not None and scale.interval is not None
+        return scale is not None and not scale.is_static
 
     @property
     def underlying_arm(self) -> Arm | None:

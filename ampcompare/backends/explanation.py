@@ -114,7 +114,7 @@ def _loss_scale_text(roles: Roles) -> str:
         if "fp16" in (roles.weights, roles.products):
             return "none: gradients below 2**-25 become 0"
         return "none: bf16 has the range of fp32" if roles.half else "none needed"
-    if scale.interval is None:
+    if scale.is_static:
         return f"static at {scale.first:g}: overflows are not checked, and infinities reach the weights"
     falls = "halves it" if scale.backoff == 0.5 else f"multiplies it by {scale.backoff:g}"
     grows = "double it" if scale.growth == 2 else f"multiply it by {scale.growth:g}"

@@ -27,6 +27,11 @@ class LossScale:
     lowest: float | None = None
     highest: float | None = None
 
+    @property
+    def is_static(self) -> bool:
+        """Whether it stays as it is, so that no overflow is looked for."""
+        return self.interval is None
+
 
 @dataclass(frozen=True)
 class BytesPerParameter:
@@ -124,7 +129,7 @@ class Roles:
         words += [f"reduction in {self.reduction}"] if self.reduction != self.gradients else []
         words += [f"{self.update} rounding"] if self.update != "nearest" else []
         if self.loss_scale is not None:
-            words.append("static loss scale" if self.loss_scale.interval is None else "dynamic loss scale")
+            words.append("static loss scale" if self.loss_scale.is_static else "dynamic loss scale")
         words += [f"fp32 in {' and '.join(self.kept)}"] if self.kept else []
         words += [f"{role} in {form}" for role, form in self.linear_formats.items()]
         return ", ".join(words)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from ampcompare.backends.apex_levels import has_half_weights
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import printable_line
 from ampcompare.checkpoints.convert.between_arms import (
@@ -191,7 +192,7 @@ def _convert_to_apex(parts: CheckpointContents, result: ConvertedCheckpoint, lev
     has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
     key = place[-1] if has_own_name else _apex_keys_by_scaler_key(parts.writer).get(place[-1], "amp")
     _replace_key(result, place, key, state)
-    if level in ("O2", "O3", "O5"):
+    if has_half_weights(level):
         result.lost.append(MASTERS_LOST.format(level))
 
 
@@ -266,7 +267,7 @@ def _convert_checkpoint_with_own_scalers(
         result.lost.append(UNKNOWN_STATIC)
     _put_loss_scales(scales, parts, result, to, level)
     convert_to_fp32(parts, result, None)
-    if to == "apex" and level in ("O2", "O3", "O5"):
+    if to == "apex" and has_half_weights(level):
         result.lost.append(MASTERS_LOST.format(level))
     drop_wrapper_prefixes(parts, result)
     return result

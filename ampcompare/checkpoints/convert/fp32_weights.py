@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.backends.apex_levels import LEVELS, has_half_weights
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.checkpoints.convert.detect import CheckpointContents
 from ampcompare.checkpoints.reader.placeholders import entry_errors_translated
@@ -102,8 +103,8 @@ def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level
         )
     for kind, count in halves.items():
         result.changed.append(f"{count} {kind} weights become fp32, with the values that {kind} has")
-    if halves or (level in ("O2", "O3", "O5") and not carried):
-        kind = next(iter(halves), "bf16" if level == "O5" else "fp16")
+    if halves or (has_half_weights(level) and not carried):
+        kind = next(iter(halves), LEVELS[level].half_name if level else "fp16")
         which = f"{halves.total()} of the weights" if carried else "the weights"
         result.lost.append(f"the last bits of {which}: they were saved as {kind} values, without masters")
     if parts.unmatched:

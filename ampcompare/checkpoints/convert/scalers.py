@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.base.errors import ConversionError
 
 MAX_SCALE = float(2**128 - 2**104)
@@ -31,7 +32,7 @@ UNKNOWN_STATIC = (
 SMALLEST_NORMAL = 2.0**-126
 SCALE_KEYS = ("cur_scale", "_loss_scale", "_host_scale", "loss_scale", "scale", "_scale")
 """Its names in `fp16_utils`, DeepSpeed and mmcv; in Apex; in ampcompare; in fairseq and Apex; in Megatron and torch."""
-STATIC_LEVELS = ("O0", "O3", "O4", "O5")
+STATIC_LEVELS = [name for name, level in LEVELS.items() if level.is_static]
 COUNTS = ("_unskipped", "_host_unskipped", "unskipped", "growth_tracker", "_growth_tracker")
 WINDOWS = ("scale_window", "_scale_seq_len", "growth_interval")
 STATE_KEYS = frozenset(

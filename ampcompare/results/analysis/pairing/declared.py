@@ -395,4 +395,4 @@ def _last_loss_scale(ledger: Ledger, roles: Roles | None) -> float | None:
 def _declared_scale_text(scale: LossScale | None) -> str:
     if scale is None:
         return "none"
-    return f"{scale.first:g}" if scale.interval is None else "dynamic"
+    return f"{scale.first:g}" if scale.is_static else "dynamic"
