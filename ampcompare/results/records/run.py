@@ -397,6 +397,11 @@ class RunRecord(ShownInNotebook, FrozenRecord):
         return self.metrics[0]
 
     @property
+    def device_kind(self) -> str:
+        """The kind of the device that the run found, such as cpu or cuda; cpu for old records that do not say."""
+        return str(self.environment.get("device", "cpu")).partition(":")[0]
+
+    @property
     def training_library_text(self) -> str:
         """Name and version of the library that has trained in the place of ampcompare; "" if there is none."""
         library = self.config.parsed_arm.spec.library

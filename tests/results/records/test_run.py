@@ -23,6 +23,7 @@ from ampcompare.results.records.run import (
 )
 from ampcompare.results.records.step import StepRecord, iter_steps
 from ampcompare.settings.config import RunConfig
+from ampcompare.testing import make_record
 
 
 def strict(text: str) -> Any:
@@ -209,3 +210,12 @@ def test_older_records_have_the_lists_that_autocast_used(arm: str, device: str, 
         {**GOOD, "arm": arm, "config": {"arm": arm}, "environment": {"device": device}}
     )
     assert record.config.autocast_lists == lists
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind"), [({"device": "cuda:1"}, "cuda"), ({"device": "cpu"}, "cpu"), ({}, "cpu")]
+)
+def test_the_kind_of_its_device(environment: dict[str, str], kind: str) -> None:
+    """An old record that does not say ran on a CPU."""
+    record = make_record("fp32", 0)
+    assert record.model_copy(update={"environment": environment}).device_kind == kind

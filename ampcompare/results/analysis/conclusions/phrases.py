@@ -106,9 +106,7 @@ def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:
 
 def measured_on_phrase(comparison: Comparison) -> str:
     """Return where times were measured, if that is no GPU."""
-    devices = {
-        str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records
-    }
+    devices = {record.device_kind for record in comparison.records}
     return " on this CPU" if devices == {"cpu"} else ""
 
 

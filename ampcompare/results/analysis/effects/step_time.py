@@ -75,7 +75,7 @@ def _other_work_reason(record: RunRecord, readings: SystemReadings) -> str:
 def _unsteady_clock_reason(record: RunRecord, readings: SystemReadings) -> str:
     """Return how the clock of a run's device moved, or that it was not read where it must be; "" if it was steady."""
     low, high = readings.clock_low_mhz, readings.clock_high_mhz
-    kind = "cuda" if str(record.environment.get("device", "cpu")).startswith("cuda") else "cpu"
+    kind = "cuda" if record.device_kind == "cuda" else "cpu"
     if kind == "cuda" and record.jobs > 1 and low is None:  # an arm that heats its neighbors would go unseen
         return "the clock of a GPU next to other cells was not read (extra gpu)"
     if low and high and high / low - 1 > MAX_CLOCK_SPREAD[kind]:

@@ -158,7 +158,7 @@ def _too_many_skipped_steps_reason(summary: RunSummary) -> str:
 
 def _unlike_machines_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
     """Return how the conditions of two runs of the same work differ, as time and memory need them equal."""
-    here, there = device_kind(arm), device_kind(reference)
+    here, there = arm.device_kind, reference.device_kind
     same_software = same_software and arm.config.stack == reference.config.stack
     return (
         (f"on {here}, not {there}" if here != there else "")
@@ -168,11 +168,6 @@ def _unlike_machines_reason(arm: RunRecord, reference: RunRecord, *, same_softwa
         or resume_changes_text(arm)
         or resume_changes_text(reference)
     )
-
-
-def device_kind(record: RunRecord) -> str:
-    """Return cpu or cuda, by what the run found; cpu for old records that do not say."""
-    return str(record.environment.get("device", "cpu")).partition(":")[0]
 
 
 def foreign_steps_text(record: RunRecord) -> str:
@@ -359,7 +354,7 @@ def _texts_in_a_row(words: Sequence[str], separator: str = "; ") -> str:
 DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
     "hosts": lambda record: record.host,
     "days (UTC)": lambda record: record.started and record.started[:10],
-    "devices": device_kind,
+    "devices": lambda record: record.device_kind,
     "GPUs": lambda record: record.environment.get("device_name"),
     "processors": lambda record: record.environment.get("processor"),
     "versions of torch": lambda record: record.environment.get("torch"),
@@ -404,9 +399,7 @@ def lines_on_differing_circumstances(records: Sequence[RunRecord], reference: st
 
 
 def _has_unread_gpu(record: RunRecord) -> bool:
-    return device_kind(record) == "cuda" and (
-        record.readings is None or record.readings.clock_low_mhz is None
-    )
+    return record.device_kind == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
 
 
 def are_runs_paired(records: Sequence[RunRecord], reference: str) -> bool:

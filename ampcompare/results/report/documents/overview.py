@@ -367,7 +367,7 @@ def _memory_spread_line(comparison: Comparison) -> str:
     """Return one line on peaks measured on a CPU, which differ between equal runs; "" elsewhere."""
     peaks: dict[str, list[int]] = {}
     for record in comparison.records:
-        if not str(record.environment.get("device", "cpu")).startswith("cpu"):
+        if record.device_kind != "cpu":
             return ""
         if record.summary.peak_bytes is not None:
             peaks.setdefault(record.arm, []).append(record.summary.peak_bytes)
