@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ampcompare.api.arguments import takes_parameters_of
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import GateFailed, RecordError
+from ampcompare.base.errors import RecordError
 from ampcompare.experiment.compare import run_comparison
 from ampcompare.experiment.notebook_progress import observer_or_notebook_progress
 from ampcompare.experiment.reload_report import reload_comparison
@@ -52,9 +52,7 @@ def compare(options: CompareOptions) -> Comparison:
     """
     outcome = run_comparison(options, observer=observer_or_notebook_progress(options.observer))
     outcome.write_junit()
-    failures = [f"{check.arm}: {check.failure}" for check in outcome.checks if check.failure]
-    if failures:
-        raise GateFailed("; ".join(failures), outcome.comparison)
+    outcome.raise_if_gate_failed()
     return outcome.comparison
 
 

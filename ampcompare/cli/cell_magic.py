@@ -43,7 +43,7 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
 
     A line has options of `compare`, and `--with NAME,...` for variables of the kernel; the script's own follow `--`.
     """
-    from ampcompare.base.errors import GateFailed, LaunchError
+    from ampcompare.base.errors import LaunchError
     from ampcompare.cli.compare_command import compare_options_from_parameters, run_instead_of_comparison
     from ampcompare.cli.group import cli
     from ampcompare.cli.help import Command
@@ -75,9 +75,7 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
         raise LaunchError(
             f"every run failed: {outcome.record_of_common_failure.error}; the logs are in {outcome.folder}/cells"
         )
-    failures = [f"{check.arm}: {check.failure}" for check in outcome.checks if check.failure]
-    if failures:
-        raise GateFailed("; ".join(failures), outcome.comparison)
+    outcome.raise_if_gate_failed()
     return outcome.comparison
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.formatting import format_count, format_duration, printable_line
 from ampcompare.cli.help import OUTPUT, option
@@ -15,6 +16,7 @@ from ampcompare.cli.output import note_on_stderr, print_document, print_json
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
+    from ampcompare.results.records.comparison import Comparison
     from ampcompare.results.records.preflight import Preflight
 
 
@@ -53,6 +55,13 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
             click.echo('no HTML page: pip install "ampcompare[html]" adds it', err=True)
         elif page.file:
             click.echo(f"page: {outcome.folder / page.file}", err=True)
+
+
+def say_unused_records(comparison: Comparison) -> int:
+    """Print on stderr which records are left out, and return the exit code that says so; 0 if none is."""
+    for line in comparison.excluded:
+        click.echo(f"ampcompare: not used: {printable_line(line, 2000)}", err=True)
+    return RecordError.exit_code if comparison.excluded else 0
 
 
 def show_failed_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:

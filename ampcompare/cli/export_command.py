@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from ampcompare.base.errors import RecordError
 from ampcompare.base.formatting import format_count, printable_line
+from ampcompare.cli.comparison_output import say_unused_records
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.values import FILE, FOLDER, WordChoice
 from ampcompare.results.report.export import TRACKERS
@@ -57,6 +57,4 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     comparison, destination = export_run_directory(folder, tracker, output, project, note)
     count = format_count(len(comparison.records), "record")
     click.echo(f"{printable_line(str(folder), 300)}: {count}, in {printable_line(destination, 300)}")
-    for line in comparison.excluded:
-        click.echo(f"ampcompare: not used: {printable_line(line, 2000)}", err=True)
-    return RecordError.exit_code if comparison.excluded else 0
+    return say_unused_records(comparison)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable_line
 from ampcompare.base.option_rules import OptionRule
-from ampcompare.cli.comparison_output import details_option
+from ampcompare.cli.comparison_output import details_option, say_unused_records
 from ampcompare.cli.forms import refuse_given
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import print_document
@@ -124,9 +124,7 @@ def command(
         comparison = reload_comparison(source, reference=reference)
     logs = log_addresses_by_cell(comparison, source, target.file.parent) if target.file else {}
     _print_or_write_report(comparison_document(comparison, logs), target, details=details)
-    for line in comparison.excluded:
-        click.echo(f"ampcompare: not used: {printable_line(line, 2000)}", err=True)
-    return RecordError.exit_code if comparison.excluded else 0
+    return say_unused_records(comparison)
 
 
 def _choose_newest_run_directory_and_say_so() -> Path:

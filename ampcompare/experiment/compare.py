@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.errors import ConfigError, Ended
+from ampcompare.base.errors import ConfigError, Ended, GateFailed
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.option_rules import refusal_sentence, refuse_broken_rules
 from ampcompare.base.secrets.masking import reveal_secrets
@@ -117,6 +117,16 @@ class ComparisonOutcome:
         if not statuses & {"completed", "diverged"} or ("failed" in statuses and self.options.strict):
             return 3
         return 1 if any(check.failure for check in self.checks) else 0
+
+    def raise_if_gate_failed(self) -> None:
+        """Raise what Python's functions raise where an arm exceeds a limit.
+
+        Raises:
+            GateFailed: with the limits that were exceeded, and the comparison.
+        """
+        failures = [f"{check.arm}: {check.failure}" for check in self.checks if check.failure]
+        if failures:
+            raise GateFailed("; ".join(failures), self.comparison)
 
     def write_junit(self) -> None:
         """Write the JUnit XML, if it is asked for. Done separately, so that an unwritable file does not lose other

@@ -19,8 +19,7 @@ from ampcompare.experiment.reload_report import choose_reference, read_plan
 from ampcompare.experiment.run_directory import (
     RunDirectory,
     StoredPlan,
-    record_with_label,
-    row_label_of_cell_name,
+    records_of_plan,
 )
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import changed_settings
@@ -129,12 +128,7 @@ def _read_runs_of_folder(path: Path) -> _RecordsOfFolder:
             f"{path} is no run directory of `compare`; name folders with a plan.json to join them"
         )
     records, excluded = run.read_records_and_faults()
-    by_cell = {record.cell: record for record in records}
-    mine = [
-        record_with_label(by_cell[cell], row_label_of_cell_name(label))
-        for label, cell in plan.cells.items()
-        if cell in by_cell
-    ]
+    mine = records_of_plan(plan, records)
     return _RecordsOfFolder(run, plan, tuple(mine), tuple(excluded))
 
 

@@ -17,8 +17,7 @@ from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.run_directory import (
     RunDirectory,
     StoredPlan,
-    record_with_label,
-    row_label_of_cell_name,
+    records_of_plan,
 )
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
@@ -114,12 +113,7 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
             reference=choose_reference(reference or default_reference(arms), arms),
             design=SequentialDesign(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
-    by_cell = {record.cell: record for record in records}
-    mine = [
-        record_with_label(by_cell[cell], row_label_of_cell_name(label))
-        for label, cell in plan.cells.items()
-        if cell in by_cell
-    ]
+    mine = records_of_plan(plan, records)
     chosen = plan.model_copy(update={"reference": choose_reference(reference or plan.reference, plan.arms)})
 
     def sum_up(design: SequentialDesign | None) -> Comparison:

@@ -104,6 +104,16 @@ def record_with_label(record: RunRecord, label: str) -> RunRecord:
     return record if record.arm == label else record.model_copy(update={"arm": label})
 
 
+def records_of_plan(plan: StoredPlan, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the records of the cells of a plan, in its order, each under the label of its row."""
+    by_cell = {record.cell: record for record in records}
+    return [
+        record_with_label(by_cell[cell], row_label_of_cell_name(label))
+        for label, cell in plan.cells.items()
+        if cell in by_cell
+    ]
+
+
 class ReusableRecord(NamedTuple):
     """The record of a cell that need not run again, or None and the reason why it must; "" if it has no record yet."""
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,7 @@ from ampcompare.base.secrets.masking import mask_secrets
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.results.records.document import dump_json, json_with_checksum
 from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import build_validated_model
 
@@ -158,6 +159,11 @@ def read_config(folder: Path) -> RunConfig:
     return build_validated_model(
         RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8"))
     )
+
+
+def write_steps(folder: Path, steps: Iterable[StepRecord]) -> None:
+    """Write `steps.jsonl` of a cell at once, a line for each step."""
+    (folder / CellFile.STEPS).write_text("".join(dump_json(step, indent=None) + "\n" for step in steps))
 
 
 def write_record(record: RunRecord, folder: Path) -> None:

@@ -37,6 +37,7 @@ from ampcompare.experiment.launch.cell_files import (
     sandbox_of_cell,
     write_config,
     write_record,
+    write_steps,
 )
 from ampcompare.experiment.launch.contract import Progress, record_of_failed_cell
 from ampcompare.experiment.launch.forked import AskedToStopBeforeStart, ForkServerLauncher
@@ -50,7 +51,6 @@ from ampcompare.experiment.launch.script.rows import (
     rows_of_training_children,
     rows_of_training_process,
 )
-from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, loss_tail_fields
@@ -120,9 +120,7 @@ class ScriptLauncher(ForkServerLauncher):
             self._process.raise_if_closed()
         wall = time.perf_counter() - begin
         rows = rows_of_training_process(folder)
-        (folder / CellFile.STEPS).write_text(
-            "".join(dump_json(step, indent=None) + "\n" for step in rows.steps)
-        )
+        write_steps(folder, rows.steps)
         if self._is_asked_to_stop():
             record = failed_script_record(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}

@@ -42,6 +42,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_cell_inputs,
     write_config,
     write_record,
+    write_steps,
 )
 from ampcompare.experiment.launch.contract import (
     BY_HAND,
@@ -61,7 +62,6 @@ from ampcompare.experiment.launch.script.launcher import (
 )
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
-from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.run import RECORDER_RUN, EngineInfo, RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -600,7 +600,7 @@ def make_record_of_recorded_cell(
         return
     make_cell_folder(folder)
     write_config(config, folder)
-    (folder / CellFile.STEPS).write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
+    write_steps(folder, rows.steps)
     write_record(record, folder)
 
 
