@@ -8,7 +8,11 @@ from typing import Literal, get_args
 from ampcompare.base.errors import ConfigError, require_one_of
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import ScriptRequest, examine_in_child
+from ampcompare.settings.examination import (
+    ScriptRequest,
+    examine_in_child,
+    refuse_several_processes_of_recipe,
+)
 
 PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
 Reference = Literal["float32", "float64", "none"]
@@ -33,11 +37,7 @@ class DiagnoseOptions:
         if recipe.compile != "none" or recipe.cuda_graph:
             name = "--cuda-graph" if recipe.cuda_graph else "--compile"
             raise ConfigError(f"diagnose watches operations one by one, but {name} fuses them; leave it out")
-        if self.config.processes != 1 and self.config.script is None:
-            raise ConfigError(
-                f"diagnose trains a recipe in one process, but {self.config.processes} were requested; only a script "
-                f"after -- may have several"
-            )
+        refuse_several_processes_of_recipe(self.config, "diagnose")
         roles = self.config.parsed_arm.roles
         if self.config.script is not None and roles is not None and roles.linear_formats:
             raise ConfigError(

@@ -39,6 +39,23 @@ class ScriptRequest:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
+def refuse_several_processes_of_recipe(config: RunConfig, command: str) -> None:
+    """Refuse a recipe on several processes, for a command that trains a recipe in one.
+
+    Args:
+        config: the settings.
+        command: its name, such as "diagnose".
+
+    Raises:
+        ConfigError: the settings ask for several, and no script trains.
+    """
+    if config.processes != 1 and config.script is None:
+        raise ConfigError(
+            f"{command} trains a recipe in one process, but {config.processes} were requested; only a script after -- "
+            "may have several"
+        )
+
+
 def return_user_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
     """Let a function in a child process return an error meant for users, which `result_of_answer` raises again."""
 

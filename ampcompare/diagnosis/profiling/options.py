@@ -10,7 +10,11 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.results.records.profile import ArmProfile
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import ScriptRequest, examine_in_child
+from ampcompare.settings.examination import (
+    ScriptRequest,
+    examine_in_child,
+    refuse_several_processes_of_recipe,
+)
 
 PROGRAM = Path(__file__).resolve().parent / "profile_recipe.py"
 
@@ -41,11 +45,7 @@ class ProfileOptions:
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         config = self.reference
-        if config.script is None and config.processes != 1:
-            raise ConfigError(
-                f"profile trains a recipe in one process, but {config.processes} were requested; only a script "
-                "after -- may have several"
-            )
+        refuse_several_processes_of_recipe(config, "profile")
         if config.recipe.cuda_graph:
             raise ConfigError(
                 refusal_sentence(

@@ -73,6 +73,7 @@ def follow_limits(
     A limit of zero is the same at each loss scale, and a tensor as the limit may have been made of gradients.
 
     Args:
+        events: the subscriptions of the follower, which end it.
         is_asked: whether a limit at present is of interest.
         see: gets the tensor and the result.
     """

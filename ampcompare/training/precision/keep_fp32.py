@@ -51,12 +51,7 @@ def kept_in_fp32(
     if not patterns:
         yield ()
         return
-    named = [
-        (name, module)
-        for model in models
-        for name, module in model.named_modules(remove_duplicate=False)
-        if name
-    ]
+    named = _named_parts_of_models(models)
     kept = ids_of_kept_modules(patterns.split("|"), named)
     weights = _WeightsBeforeCast([module for _, module in named if id(module) in kept])
     names: list[str] = []
@@ -73,16 +68,21 @@ def kept_in_fp32(
     weights.restore_weights()
 
 
-def find_kept_modules(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module]:
-    """Return the modules that `kept_in_fp32` would keep, by name, without those that run inside of another one."""
-    if not patterns:
-        return {}
-    named = [
+def _named_parts_of_models(models: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Return the modules inside of models with each name that they have there."""
+    return [
         (name, module)
         for model in models
         for name, module in model.named_modules(remove_duplicate=False)
         if name
     ]
+
+
+def find_kept_modules(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module]:
+    """Return the modules that `kept_in_fp32` would keep, by name, without those that run inside of another one."""
+    if not patterns:
+        return {}
+    named = _named_parts_of_models(models)
     kept = ids_of_kept_modules(patterns.split("|"), named)
     return {name: module for model in models for name, module in _modules_called_from_outside(model, kept)}
 
