@@ -29,6 +29,12 @@ MAX_TOGETHER = 4
 MOST_LEFT = 0.1  # of the size of a fault, where a candidate that removes none of it is named
 FROM_GRADIENTS = ("gradient overflow", "underflow")
 NARROWING = re.compile(r"\.(half|bfloat16|type_as)\(|torch\.(b?float16|half)\b|dtype\b")
+# a cast that undoes what a line is kept in fp32 for
+CAST_TO_HALF = re.compile(
+    r"\.(?:half|bfloat16)\(\)|\.type_as\([\w.]+\)|\.(?:to|type)\((?:dtype=)?(?:[\w.]+\.dtype|torch\.(?:b?float16|half))\)"
+)
+# of a line that does nothing else: `y = y.half()`, `return y.to(x.dtype)`
+CAST_ALONE = re.compile(r"(?:[\w., ]+ = |return )?[\w.]+\.float\(\)")
 DEVICE_OF_SCRIPT = ""  # which the script names, and ampcompare may not see
 UNCURED = "none of the tested modules, functions and options removes it"
 
@@ -315,8 +321,9 @@ def cure_from_candidate(arm: Arm, change: CureCandidate, functions: Sequence[str
         *_arm_code_lines(arm, changed, change),
         *(code for line in change.lines for code in _fp32_line_code(arm, line, site)),
     ]
-    if change.lines and arm.options.get("opt_level") == "O1":
-        lines += ["# or, before amp.initialize, everywhere:", *_registration_code_lines(functions)]
+    registrations = _registration_code_lines(functions)
+    if change.lines and registrations and arm.options.get("opt_level") == "O1":
+        lines += ["# or, before amp.initialize, everywhere:", *registrations]
     return Cure(
         keeps=[*change.modules, *change.lines],
         option=", ".join(f"{name}={value}" for name, value in change.options),
@@ -373,6 +380,12 @@ def _fp32_line_code(arm: Arm, place: str, site: CodeSite) -> list[str]:
             "# in front of the model, or pass them in fp32 and cast behind what needs them:",
             source or "...",
         ]
+    widened = CAST_TO_HALF.sub(".float()", source)
+    if source != widened and CAST_ALONE.fullmatch(widened):
+        return [
+            f"# {place}, in place of its cast to 16 bits, and without one up to the next product:",
+            widened,
+        ]
     without = " and fp32 in place of its 16-bit type" if NARROWING.search(source) else ""
     is_known = site.device_type != DEVICE_OF_SCRIPT
     block = _block_without_casts(arm, f'"{site.device_type}"' if is_known else "device_type")
@@ -385,7 +398,7 @@ def _fp32_line_code(arm: Arm, place: str, site: CodeSite) -> list[str]:
     return [
         f"# {place}, with .float() on its 16-bit inputs{without}{back}:",
         *([] if block is None else [block]),
-        f"{'' if block is None else '    '}{source or '...'}",
+        f"{'' if block is None else '    '}{widened or '...'}",
     ]
 
 

@@ -14,6 +14,7 @@ import ampcompare
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import remedies
+from ampcompare.diagnosis.findings import find_faults
 from ampcompare.diagnosis.loops import LoopConditions
 from ampcompare.diagnosis.remedies import CodeSite, CureCandidate, cure_from_candidate, search_for_cure
 from ampcompare.diagnosis.watched_loop import observe_loop
@@ -328,6 +329,48 @@ def test_the_code_of_a_cure_opens_no_block_where_the_model_is_cast() -> None:
     assert (
         kept == "# as an arm: half:bf16,keep_fp32=net\nmodel.net.float()  # and cast its inputs with .float()"
     )
+
+
+class Recast(nn.Module):
+    """Casts an fp32 result of autocast back to fp16, which it is too large for."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner, self.way = nn.Linear(4, 4), way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        if self.way == "at once":
+            return torch.pow(h.abs() + 60.0, 3).to(h.dtype) * 1e-5
+        cube = torch.pow(h.abs() + 60.0, 3)
+        cube = cube.type_as(h)
+        return cube * 1e-5
+
+
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [
+        ("at once", "return torch.pow(h.abs() + 60.0, 3).float() * 1e-5"),
+        ("later", "cube = cube.float()"),
+    ],
+)
+@pytest.mark.parametrize("arm", ["native:fp16", "apex:O1"])
+def test_the_code_of_a_cure_has_no_cast_that_undoes_it(arm: str, way: str, code: str) -> None:
+    """The line of the cast is named; one that only casts needs no block, and no registration of functions."""
+    loop = loop_of(
+        lambda: nn.Sequential(OrderedDict(net=Recast(way))), lambda m, step: _size_of(m(torch.randn(4, 4)))
+    )
+    found = ampcompare.diagnose(loop, arm=arm, steps=1, device="cpu", cures=False)
+    (fault,) = found.faults
+    assert (fault.kind, fault.place.operation) == ("overflow", "_to_copy")
+    source = linecache.getline("tests/diagnosis/test_diagnose.py", int(fault.place.where.rpartition(":")[2]))
+    assert (".type_as(h)" if way == "later" else ".to(h.dtype)") in source
+    change = CureCandidate(lines=(fault.place.where,))
+    lines = cure_from_candidate(Arm.parse(arm), change, (), CodeSite("cpu")).code.splitlines()
+    assert lines[-1].strip() == code
+    assert len(lines) == (2 if way == "later" else 3)
+    seen = observe_loop(loop, Arm.parse(arm), LoopConditions(steps=1), change.lines)
+    assert find_faults(seen) == []
 
 
 def _size_of(result: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,10 @@ from ampcompare.settings.metric_direction import known_metric_direction
 
 BRIEFLY = 20
 MAX_LINES = 2000
+# Warnings of Python, with the file and line of what gave them, and of torch's C++.
+OF_WARNING = re.compile(
+    r"^\S.*:\d+: \w*Warning: |\(Triggered internally at |^\[W\d* ?[\d:. -]*\w+\.cpp:\d+\]"
+)
 # A number as Python prints it; without a point only behind a sign of equality, where it is no number of a list.
 NUMBER = r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|(?i:nan|inf)\b)"
 WORD = r"[A-Za-z][\w@./-]*"
@@ -114,7 +118,11 @@ def step_count_of_short_run(config: RunConfig) -> int:
 
 def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
     """Yield the numbers that lines of output show with a name before them."""
-    plain = [COLOR.sub("", line) for line in lines if not line.startswith("ampcompare")]
+    plain = [
+        line
+        for line in (COLOR.sub("", one) for one in lines)
+        if not line.startswith("ampcompare") and not OF_WARNING.search(line)
+    ]
     found: dict[tuple[str, str], dict[str, list[tuple[Place, float]]]] = {}
     for row, line in enumerate(plain):
         for name, before, match in _figures_with_names_and_patterns(line):
