@@ -13,7 +13,7 @@ from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.document import SourceDocument, parse_document, read_source_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
-from ampcompare.source.migrate.read.apex_guards import questions_to_other_packages
+from ampcompare.source.migrate.read.apex_guards import questions_to_other_packages, texts_naming_apex
 from ampcompare.source.migrate.read.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
@@ -172,6 +172,8 @@ def migrate_file(
         migration, around = None, Neighbors(path, imports)
         if may_use_apex(document.text):
             migration = migrate_text(document.text, around, versions or known_versions())
+            named = texts_naming_apex(around.module_of_text(document.text))
+            migration = replace(migration, findings=sorted({*migration.findings, *named}))
             migration = _migration_with_mistakes(document.text, migration, examine)
             migration = migration_with_questions(path, document.text, migration, imports)
         elif must_parse:

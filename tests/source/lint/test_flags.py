@@ -233,3 +233,12 @@ def test_parameters_of_a_model_are_followed_through_lists_and_names(
     """Under O2 these are the fp16 copies by any name; master weights are not."""
     found = set(codes_of(HELD.format(held=held, clip=clip))) & {"AMP104", "AMP117"}
     assert bool(found) == is_found
+
+
+def test_no_masters_no_copies() -> None:
+    """With `master_weights=False` the optimizer has the fp16 parameters themselves."""
+    text = O2.format(clip="    clip_grad_norm_(model.parameters(), 1.0)")
+    assert "AMP104" in codes_of(text)
+    assert 'opt_level="O2"' in text
+    assert "AMP104" not in codes_of(text.replace('opt_level="O2"', 'opt_level="O2", master_weights=False'))
+    assert "AMP104" in codes_of(text.replace('opt_level="O2"', 'opt_level="O2", master_weights=True'))

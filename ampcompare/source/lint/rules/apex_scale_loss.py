@@ -154,7 +154,7 @@ for parameter in model.parameters():  # right
 )
 def misused_copies_of_o2(module: LintModule) -> Iterator[Finding]:
     """Gradients of the fp16 copies that are clipped or changed under O2."""
-    if module.opt_levels != {"O2"}:
+    if module.opt_levels != {"O2"} or _may_lack_masters(module):
         return
     for trace, _, event in module.events(EventKind.GRADIENT, EventKind.CLIP):
         if _never_runs_with_initialize(module, event) or event.apex_block() is not None:
@@ -171,6 +171,14 @@ def misused_copies_of_o2(module: LintModule) -> Iterator[Finding]:
                 yield module.finding(
                     "AMP104", event.call, f"`{event.subject_name}` are the fp16 copies under O2"
                 )
+
+
+def _may_lack_masters(module: LintModule) -> bool:
+    """Return whether an initialize may leave the fp16 parameters in the optimizer, without fp32 copies."""
+    given = (argument(call, "master_weights", 7) for call in module.calls_of_functions("apex.amp.initialize"))
+    return any(
+        each is not None and not is_literal(each, None) and not is_literal(each, True) for each in given
+    )
 
 
 def _never_runs_with_initialize(module: LintModule, event: TrainingEvent) -> bool:

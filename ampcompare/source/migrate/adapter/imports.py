@@ -9,7 +9,7 @@ from ampcompare.source.amp_names import ADAPTER, APEX, STARS, is_of_no_apex, pub
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.adapter.mark import INNER, ITSELF, OFFERED
 from ampcompare.source.migrate.read.apex_callers import find_apex_callers
-from ampcompare.source.migrate.read.apex_guards import FINDERS, is_only_asked_for
+from ampcompare.source.migrate.read.apex_guards import FINDERS, is_only_asked_for, texts_naming_apex
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.replacement_table import LAYER_OPTIONS, OPTIMIZERS
@@ -153,7 +153,7 @@ def adapt_text(
         names, edits, name, [*missing, *guarded], used if not exports else None
     )
     _rename_lookups(module, edits, adapter)
-    findings += _question_findings(module, always)
+    findings += _question_findings(module, always) + texts_naming_apex(module)
     findings += (
         _ddp_limit_notes(module, names) + _apex_option_findings(module, names) + _state_findings(names)
     )

@@ -206,7 +206,14 @@ def _mixed_arithmetic_with_remarks(
     module: Module, forwards: set[Scope]
 ) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
     """Yield what is said of arithmetic in networks that O1 computes in another type than torch, with its nodes."""
-    nodes = [node for network in network_classes(module) for node in walk(network)]
+    # what a constructor computes runs before `amp.initialize`, with no casts of either
+    nodes = [
+        node
+        for network in network_classes(module)
+        for each in network.body
+        if not (isinstance(each, ast.FunctionDef) and each.name == "__init__")
+        for node in walk(each)
+    ]
     for text, found in (
         (NUMBERS, NumberFinder(module).mixed_nodes(nodes)),
         (WIDE_IN_PLACE, WideTensorFinder(module, forwards).nodes_in_place(nodes)),
@@ -289,11 +296,19 @@ def _calls_of_torch_functions(
     for call in module.calls:
         name, meaning = last_name(call.func), module.resolve(call.func) or ""
         if meaning.startswith("torch.nn.") and name in layers:
-            yield layers[name], True, call
+            if not _is_asked_for_attribute(module, call):
+                yield layers[name], True, call
         elif meaning.startswith("torch.nn.functional."):
             yield name, True, call
         elif meaning == f"torch.{name}" or (not meaning and _is_method_of_tensor(call, own)):
             yield name, False, call
+
+
+def _is_asked_for_attribute(module: Module, made: ast.Call) -> bool:
+    """Return whether of a layer that is made nothing is used but an attribute, as `CrossEntropyLoss().ignore_index`."""
+    outer = module.parent(made)
+    around = module.parent(outer)
+    return isinstance(outer, ast.Attribute) and not (isinstance(around, ast.Call) and around.func is outer)
 
 
 def _is_method_of_tensor(call: ast.Call, own: set[str]) -> bool:

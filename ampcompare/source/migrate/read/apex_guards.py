@@ -27,6 +27,8 @@ ASKS_ANOTHER = (
     "{0} asks for the installed package apex, which the result does not import: where it is missing, what this guards "
     "does not run; take the question out"
 )
+NAMED_BY_TEXT = "this text names {0}: what is imported by it is of the installed Apex, as before"
+FULL_NAME = re.compile(r"apex\.(?:\w+\.)+\w+")
 FINDERS = ("find_spec", "find_loader", "find_module")
 IMPORTERS = ("import_module", "__import__", "get_distribution", "version", "is_package_available", "require")
 # The answers stand in a rewritten text under these names until `simplify_constant_conditions` takes them out.
@@ -57,6 +59,20 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
             edits.replace(question, YES if value else NO)
             findings.append(Finding.of_node(question, NOTE, ANSWERED))
     return findings
+
+
+def texts_naming_apex(module: Module) -> list[Finding]:
+    """Return a finding for each text that is the full name of something in a module of Apex, as a registry has it."""
+    return [
+        Finding.of_node(node, NOTE, NAMED_BY_TEXT.format(node.value))
+        for node in module.nodes
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and FULL_NAME.fullmatch(node.value)
+        and not isinstance(module.parent(node), (ast.Expr, ast.Subscript))
+        and _find_question_and_its_answer(module, node) is None
+        and not _is_asked_by_import(module, node)
+    ]
 
 
 def questions_to_other_packages(path: Path, text: str, imports: ImportIndex) -> list[Finding]:

@@ -91,11 +91,21 @@ class NumberFinder:
             operands = [*self._receivers_of(node), *argument_values(node)]
         else:
             return isinstance(node, ast.Call) and self._passes_number(node)
-        shapes = [self._shapes_of(each) for each in operands]
+        shapes = [(self._shapes_of(each), self._is_made_fp32(each)) for each in operands]
         return any(
-            Shape.NUMBER in one and {Shape.TENSOR, Shape.ROW} & other
-            for one, other in permutations(shapes, 2)
+            Shape.NUMBER in one and {Shape.TENSOR, Shape.ROW} & other and not is_fp32
+            for (one, _), (other, is_fp32) in permutations(shapes, 2)
         )
+
+    def _is_made_fp32(self, node: ast.expr) -> bool:
+        """Return whether an expression is a tensor that is made fp32 there, as torch and O1 leave it."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return False
+        given = argument_values(node)
+        if node.func.attr == "float":
+            return not given
+        kinds = ("torch.float32", "torch.float")
+        return node.func.attr == "to" and any(self._module.resolve(each) in kinds for each in given)
 
     def _passes_number(self, call: ast.Call) -> bool:
         """Return whether a function of the module, or a method of the class, gets such a number."""

@@ -467,3 +467,20 @@ def test_ways_to_accumulate_with_the_wrapper_of_apex_are_those_of_the_adapter_al
     assert not adapt_text(text).findings
     (finding,) = migrate_text(text).findings
     assert f"has no {name}; to accumulate" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('TABLE = {"adam": "apex.optimizers.FusedAdam"}\nload(TABLE[name])\n', 1),
+        ('"apex.optimizers.FusedAdam"\n', 0),
+        ('names = ["apex", "apex.amp"]\n', 0),
+        ('importlib.import_module("apex.optimizers.fused_adam")\n', 0),
+    ],
+)
+def test_a_text_that_names_a_part_of_apex_is_named(text: str, count: int) -> None:
+    """Nothing sees what imports by it."""
+    result = adapt_text(f"import importlib\n{text}")
+    assert (
+        sum("this text names apex.optimizers.FusedAdam" in each.message for each in result.findings) == count
+    )

@@ -362,3 +362,46 @@ def test_what_runs_before_training_refuses_no_fp16() -> None:
         + train
     )
     assert not any("renorm_" in each.message for each in migrate_text(text).findings)
+
+
+NUMBERS = """
+import torch
+from apex import amp
+
+
+class Net(torch.nn.Module):
+    def __init__(self, widths):
+        super().__init__()
+        self.rate = torch.ones(3).sum() * torch.ones(3)
+        self.layer = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        count = x.sum()
+        return self.layer(x) * {0}
+
+
+model, optimizer = amp.initialize(Net([1]).cuda(), optimizer, opt_level="O1")
+pad = torch.nn.CrossEntropyLoss().ignore_index
+for x in loader:
+    loss = model(x).sum()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_said"),
+    [
+        ("(x / count)", True),
+        ("(x.float() / count).half()", False),
+        ("(x.to(torch.float32) / count).half()", False),
+        ("2", False),
+    ],
+)
+def test_a_number_is_named_where_the_other_tensor_is_not_made_fp32_anyway(factor: str, is_said: bool) -> None:
+    """Constructors run before Apex casts anything, and a layer that is only asked for an attribute computes nothing."""
+    said = " ".join(each.message for each in migrate_text(NUMBERS.format(factor)).findings)
+    assert ("a tensor of one number may be fp32" in said) is is_said
+    assert "cross_entropy" not in said
