@@ -3,6 +3,7 @@
 APEX = ("apex", "amp_C", "apex_C")
 ROOTS = (*APEX, "torch")
 ADAPTER = "torch_amp_adapter"  # the module as `migrate` writes it; a project may move or rename it
+OPT_LEVELS = ("O0", "O1", "O2", "O3")
 # Of `apex.amp`, as it is since 2019.
 CORE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
 AUTOCASTS = frozenset({

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ampcompare.source.amp_names import OPT_LEVELS
 from ampcompare.source.lint.read.module import Finding, LintModule, Mistake, register_rule, text_of_literal
 
 PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
@@ -13,7 +14,7 @@ SETS_OPTIONS = {"transformers", "trl", "adapters", "sentence_transformers", "sub
 APEX_OPTIONS = {
     "half_precision_backend": ("apex",),
     "fp16_backend": ("apex",),
-    "fp16_opt_level": ("O0", "O1", "O2", "O3"),
+    "fp16_opt_level": OPT_LEVELS,
 }
 
 

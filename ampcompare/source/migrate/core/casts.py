@@ -12,6 +12,7 @@ from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.holders import access_path_of
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
+from ampcompare.source.migrate.read.cast_lists import WIDE_LAYERS, WIDE_UNDER_AUTOCAST
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.migrate.read.wide_numbers import NumberFinder
@@ -68,18 +69,6 @@ IN_ITS_PLACE = dict.fromkeys(
 LAYERS = {
     "GELU": "gelu", "RMSNorm": "rms_norm", "PairwiseDistance": "pairwise_distance", "HuberLoss": "huber_loss",
     "PReLU": "prelu", "CrossEntropyLoss": "cross_entropy",
-}  # fmt: skip
-# What a model of O2 computes in fp16, and autocast of CUDA in fp32.
-WIDE_UNDER_AUTOCAST = frozenset({
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
-    "tan", "pow", "square", "cumsum", "cumprod", "sum", "prod", "norm", "dist", "cdist", "logsumexp", "softmax",
-    "log_softmax", "softmin", "softplus", "layer_norm", "group_norm", "rms_norm", "cosine_similarity", "normalize",
-    "pairwise_distance", "pdist",
-})  # fmt: skip
-WIDE_LAYERS = {
-    "Softmax": "softmax", "LogSoftmax": "log_softmax", "Softmin": "softmin", "Softplus": "softplus",
-    "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "RMSNorm": "rms_norm",
-    "CosineSimilarity": "cosine_similarity", "PairwiseDistance": "pairwise_distance",
 }  # fmt: skip
 OFTEN_OF_OTHERS = {
     "std",

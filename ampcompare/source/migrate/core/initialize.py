@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ampcompare.source.amp_names import OPT_LEVELS
 from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.migrate.core.model_casts import wrapped_model_lines
 from ampcompare.source.migrate.core.scalers import ifs_around_call, is_constructor, runs_under_varying_tests
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
 NO_GROWTH = "growth_interval=2**31 - 1"
-LEVELS = ("O0", "O1", "O2", "O3")
 NO_TWIN = (
     "{level} has no equivalent in torch.amp: autocast keeps fp32 weights and casts for each product, so weights take "
     "4 bytes instead of 2 and 4, and softmax, norms and losses inside the model run in fp32; to keep {level}, write "
@@ -259,7 +259,7 @@ def _read_opt_level(module: Module, given: dict[str, ast.expr], settings: _Scale
     if level is None:
         settings.level = "O1"
     elif isinstance(level, ast.Constant):
-        if level.value not in LEVELS:
+        if level.value not in OPT_LEVELS:
             raise UnsureRewrite(
                 level, f"opt_level is {level.value!r}; Apex knows O0, O1, O2 and O3, with the letter O"
             )

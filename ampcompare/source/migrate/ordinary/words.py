@@ -243,7 +243,8 @@ def name_unfit_for_network(module: Module, node: ast.AST) -> str:
 def makes_wide_number(module: Module, node: ast.AST) -> bool:
     """Return whether a node names what reduces a tensor to one number of fp32, or makes one.
 
-    O1 makes fp32 of what such a number is added to or multiplied with; torch keeps the type of the other tensor.
+    O1 makes fp32 of what such a number is added to or multiplied with; torch keeps the type of the other tensor. The
+    list refuses such a name wherever it stands in a network; `NumberFinder` finds where such a number meets a tensor.
     """
     call = module.parent(node)
     if last_name(node) in ("ones", "zeros", "full", "rand", "randn", "empty") and isinstance(call, ast.Call):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
@@ -20,7 +21,7 @@ SCALING = {
 }
 # Classes whose methods initialize, step, save and load by it (classy_vision 0.4 to 0.7).
 CALLING_BASES = {"ClassificationTask": "classy_vision", "FineTuningTask": "classy_vision"}
-AUTOCASTS = ("torch.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast")
+OF_CPU = {"torch.cpu.amp.autocast"}
 KNOWN = frozenset({"torch", "torchvision", "apex", "amp_C", "apex_C"})
 
 
@@ -83,7 +84,7 @@ def may_call_apex_of_package(module: Module) -> bool:
 def find_own_autocast(module: Module) -> ast.AST | None:
     """Return the first block or decorator of a module that switches torch's autocast on; None without one."""
     for node in module.nodes if "autocast" in module.text else ():
-        if not isinstance(node, (ast.Name, ast.Attribute)) or module.resolve(node) not in AUTOCASTS:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or module.resolve(node) not in AUTOCASTS - OF_CPU:
             continue
         outer = module.parent(node)
         if isinstance(outer, ast.Call) and outer.func is node:

@@ -10,21 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ampcompare.source.migrate.read.cast_lists import CAST_BY_AUTOCAST
 from ampcompare.source.module import Module
 
 BOUND_EARLY = "{}: bound before amp.initialize, so O1 does not cast under this name; autocast casts under any"
 PLACES = ("torch.nn.functional.", "torch.")
-# What autocast casts on CUDA, of torch and torch.nn.functional (https://docs.pytorch.org/docs/stable/amp.html).
-CAST_BY_AUTOCAST = frozenset({
-    "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "matmul", "mm", "mv", "prelu", "einsum",
-    "acos", "asin", "binary_cross_entropy_with_logits", "cosh", "cosine_embedding_loss", "cdist", "cosine_similarity",
-    "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
-    "kl_div", "l1_loss", "layer_norm", "log", "log_softmax", "log10", "log1p", "log2", "margin_ranking_loss",
-    "mse_loss", "multilabel_margin_loss", "multi_margin_loss", "nll_loss", "norm", "normalize", "pdist",
-    "poisson_nll_loss", "pow", "prod", "reciprocal", "rsqrt", "sinh", "smooth_l1_loss", "soft_margin_loss", "softmax",
-    "softmin", "softplus", "sum", "renorm", "tan", "triplet_margin_loss", "scaled_dot_product_attention",
-})  # fmt: skip
 
 
 def find_early_names(module: Module) -> dict[ast.AST, str]:

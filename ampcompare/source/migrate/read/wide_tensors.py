@@ -12,6 +12,12 @@ import ast
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from ampcompare.source.migrate.read.cast_lists import (
+    HALF_UNDER_BOTH,
+    WIDE_LAYERS,
+    WIDE_UNDER_AUTOCAST,
+    WIDE_UNDER_O1_ALONE,
+)
 from ampcompare.source.migrate.read.networks import buffers_of_class
 from ampcompare.source.migrate.read.wide_numbers import (
     LOSS,
@@ -26,18 +32,9 @@ from ampcompare.source.syntax import argument_values, dotted_name, last_name, wa
 if TYPE_CHECKING:
     from ampcompare.source.module import Module, Scope
 
-# Functions and methods whose results are fp32 under O1 and autocast.
-WIDE_FUNCTIONS = frozenset({
-    "softmax", "log_softmax", "softmin", "softplus", "exp", "log", "pow", "sum", "norm", "prod", "cumsum", "cumprod",
-    "layer_norm", "group_norm", "normalize", "interpolate", "float", "reciprocal", "rsqrt", "gelu",
-})  # fmt: skip
-WIDE_LAYERS = frozenset(
-    {"LayerNorm", "GroupNorm", "Embedding", "Softmax", "LogSoftmax", "Softplus", "Parameter"}
-)
-# Of whatever types their arguments are, these give fp16.
-PRODUCTS = frozenset(
-    {"matmul", "mm", "bmm", "mv", "linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d"}
-)
+# What may be fp32 under O1 or under autocast: functions, methods, and layers by their classes.
+WIDE_FUNCTIONS = WIDE_UNDER_AUTOCAST | WIDE_UNDER_O1_ALONE | {"float", "renorm"}
+WIDE_CLASSES = frozenset(WIDE_LAYERS) | {"Embedding", "Parameter"}
 IN_PLACE = frozenset({"add_", "sub_", "mul_", "div_"})
 
 
@@ -130,15 +127,15 @@ class WideTensorFinder:
         scope = self._module.scope_of.get(call, self._module.top)
         if name in OF_PYTHON - WIDE_FUNCTIONS:
             return False
-        if name in WIDE_FUNCTIONS | MAKING | WIDE_LAYERS or LOSS.search(name):
+        if name in WIDE_FUNCTIONS | MAKING | WIDE_CLASSES or LOSS.search(name):
             return not (isinstance(call.func, ast.Name) and name in ("sum", "float"))
         if isinstance(call.func, ast.Call):  # a layer where it is made
-            return last_name(call.func.func) in WIDE_LAYERS
+            return last_name(call.func.func) in WIDE_CLASSES
         layers = self._module.values_of(dotted_name(call.func) or "", scope) or []
         if layers:
-            return any(isinstance(each, ast.Call) and last_name(each.func) in WIDE_LAYERS for each in layers)
+            return any(isinstance(each, ast.Call) and last_name(each.func) in WIDE_CLASSES for each in layers)
         is_method = isinstance(call.func, ast.Attribute) and self._module.resolve(call.func) is None
         if is_method and isinstance(call.func, ast.Attribute) and dotted_name(call.func.value) != "self":
-            return name not in PRODUCTS and self._may_be_wide(call.func.value)
+            return name not in HALF_UNDER_BOTH and self._may_be_wide(call.func.value)
         is_of_torch = (self._module.resolve(call.func) or "").startswith("torch.")
-        return is_of_torch and name not in PRODUCTS and any(map(self._may_be_wide, values))
+        return is_of_torch and name not in HALF_UNDER_BOTH and any(map(self._may_be_wide, values))

@@ -19,9 +19,9 @@ from ampcompare.source.migrate.core.casts import (
     PLAIN,
     ROUNDED,
     WIDE,
-    WIDE_UNDER_AUTOCAST,
 )
 from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.read.cast_lists import WIDE_UNDER_AUTOCAST
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.rewrite import migrate_text
 

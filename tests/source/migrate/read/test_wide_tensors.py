@@ -86,3 +86,17 @@ def test_what_a_model_gets_is_fp32_until_it_is_bound_again(lines: str, expected:
     (forward,) = [scope for scope in module.scopes if getattr(scope.node, "name", "") == "forward"]
     nodes = [node for network in network_classes(module) for node in walk(network)]
     assert len(WideTensorFinder(module, [forward]).nodes_in_place(nodes)) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["log2", "acos", "renorm", "std", "logsumexp", "cosine_similarity", "grid_sample"]
+)
+def test_what_either_computes_in_fp32_may_be_wide(name: str) -> None:
+    """One list says what O1 and autocast compute in fp32, for this and for notes."""
+    module = Module(f"import torch\ndef f(x, y):\n    x += torch.{name}(y)\n")
+    assert WideTensorFinder(module).nodes_in_place(module.nodes)
+
+
+def test_products_of_either_are_not_wide() -> None:
+    module = Module("import torch\ndef f(x, y):\n    x += torch.addmm(y.float(), y.float(), y.float())\n")
+    assert not WideTensorFinder(module).nodes_in_place(module.nodes)
