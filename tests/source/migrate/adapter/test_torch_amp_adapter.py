@@ -485,7 +485,7 @@ def test_functions_that_apex_does_not_list_keep_their_types(forked_python: Any, 
 def test_functions_of_the_modules_of_torch_that_apex_does_not_list_keep_their_types(
     forked_python: Any, tmp_path: Path
 ) -> None:
-    """Autocast casts products, norms and logarithms under all of their names."""
+    """Autocast casts products, norms and logarithms under all of their names; O1 casts `norm`, which calls one."""
     text = HEAD + (
         "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
         "linalg, special = torch.linalg, torch.special\n"
@@ -493,7 +493,8 @@ def test_functions_of_the_modules_of_torch_that_apex_does_not_list_keep_their_ty
         "for a in (half, x[:2, :2]):\n"
         "    found = (linalg.matmul(a, a), linalg.multi_dot([a, a]), linalg.vecdot(a, a), linalg.vector_norm(a),\n"
         "             special.expm1(a), special.softmax(a, 1), special.log_softmax(a, 1), special.logsumexp(a, 1),\n"
-        "             special.log1p(a.abs()), linalg.norm(a.flatten()))\n"
+        "             special.log1p(a.abs()), linalg.norm(a.flatten()), a.norm(), torch.norm(a, dim=1),\n"
+        "             a.norm('nuc'), nn.functional.normalize(a))\n"
         "    print([(one.dtype, one.flatten().tolist()) for one in found])\n"
     )
     _compare(forked_python, tmp_path, text)
