@@ -80,7 +80,7 @@ def parse_number_above_one(text: str) -> float:
     return number
 
 
-def parse_between_zero_and_one(text: str) -> float:
+def parse_number_between_zero_and_one(text: str) -> float:
     """Return a number between 0 and 1."""
     if (number := parse_positive_number(text)) >= 1:
         raise ValueError("expected a number between 0 and 1")

@@ -13,7 +13,7 @@ from ampcompare.diagnosis.ranges import (
     total_nonfinite_and_lost_of,
     total_with_range_counts_added,
 )
-from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, OperationPlace, PlaceReport
+from ampcompare.results.records.diagnosis import LostUpdates, ModuleResultsAtStep, OperationPlace, PlaceReport
 
 MAX_BROKEN_LOSSES = 3  # in a row
 
@@ -113,10 +113,10 @@ class Observation:
                     made=total.made,
                 )
 
-    def module_steps_of_map(self) -> list[ModuleStep]:
+    def module_steps_of_map(self) -> list[ModuleResultsAtStep]:
         """Return the cells of the map of modules and steps."""
         return [
-            ModuleStep(module=name, step=step, range=magnitude_range_of_counts(row))
+            ModuleResultsAtStep(module=name, step=step, range=magnitude_range_of_counts(row))
             for (name, step), row in self._map.items()
         ]
 

@@ -186,7 +186,7 @@ def _find_able_arm(arm: str, find_trial: Callable[[str], _CellTrial | None]) -> 
         if trial is None:
             return None
         if trial.is_trained:
-            return arm if trial.find_step_of_lost_loss() is None else None
+            return arm if trial.find_step_of_nonfinite_loss() is None else None
         more = _arm_that_keeps_more(str(Arm.parse(arm)), trial.advice)
         if more is None:
             return None
@@ -377,10 +377,10 @@ class _CellTrial:
             steps=len(self.steps),
             seconds=self.seconds,
             step_seconds=median,
-            lost_loss_at=self.find_step_of_lost_loss(),
+            lost_loss_at=self.find_step_of_nonfinite_loss(),
         )
 
-    def find_step_of_lost_loss(self) -> int | None:
+    def find_step_of_nonfinite_loss(self) -> int | None:
         """Return the first step whose loss is not finite; None if that of the last one is, or is not known."""
         if not self.losses or math.isfinite(self.losses[-1]):
             return None

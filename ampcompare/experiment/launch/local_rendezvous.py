@@ -32,10 +32,10 @@ class _LocalRendezvous(StaticTCPRendezvous):
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(*NOWHERE))
 
 
-def _create_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
+def _make_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
     return _LocalRendezvous(*NOWHERE, 0, 1, parameters.run_id, BARRIER_SECONDS)
 
 
 def register_rendezvous() -> None:
     """Register the rendezvous with torchrun as `BACKEND`."""
-    rendezvous_handler_registry.register(BACKEND, _create_rendezvous)
+    rendezvous_handler_registry.register(BACKEND, _make_rendezvous)

@@ -74,7 +74,7 @@ class PlaceReport(FrozenRecord):
     made: Number | None = None
 
 
-class ModuleStep(FrozenRecord):
+class ModuleResultsAtStep(FrozenRecord):
     """The forward results of a module at one step: a cell of the map."""
 
     module: str
@@ -169,7 +169,7 @@ class Diagnosis(ShownInNotebook, FrozenRecord):
     places: list[PlaceReport] = Field(default_factory=list)
     weights: list[PlaceReport] = Field(default_factory=list)
     gradients: list[PlaceReport] = Field(default_factory=list)
-    map: list[ModuleStep] = Field(default_factory=list)
+    map: list[ModuleResultsAtStep] = Field(default_factory=list)
     headroom: Headroom | None = None
     updates: list[LostUpdates] = Field(default_factory=list)
     formats: list[FormatError] = Field([], description="of an arm with formats of products, in the last step")

@@ -245,7 +245,11 @@ def _observed_parts_with_remarks(ledger: Ledger, roles: Roles | None) -> list[tu
         ("weights", observed_types_text(ledger.types_of_groups("weights")), by.get("weights", "")),
         ("masters", observed_types_text(ledger.types_of_groups("masters")), by.get("masters", "")),
         ("forward products", observed_types_text(ledger.forward), products),
-        ("backward products", observed_types_text(ledger.backward), unseen or _backward_alone_text(ledger)),
+        (
+            "backward products",
+            observed_types_text(ledger.backward),
+            unseen or _text_of_types_in_backward_alone(ledger),
+        ),
         ("gradients", observed_types_text(ledger.types_of_groups("gradients")), ""),
         ("accumulated gradients", observed_types_text(ledger.accumulated), one_pass),
         ("reduction", observed_types_text(ledger.reduced), one_rank),
@@ -263,7 +267,7 @@ def _observed_parts_with_remarks(ledger: Ledger, roles: Roles | None) -> list[tu
     ]
 
 
-def _backward_alone_text(ledger: Ledger) -> str:
+def _text_of_types_in_backward_alone(ledger: Ledger) -> str:
     """Return which 16-bit types only the backward pass has; "" for none."""
     backward = [name for name in HALF_NAMES if name in ledger.backward] if ledger.forward else []
     alone = [name for name in backward if name not in ledger.forward]

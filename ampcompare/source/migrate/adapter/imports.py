@@ -208,7 +208,7 @@ def _runs_with_apex_alone(names: ModuleImports, use: ast.Name | ast.Attribute) -
     """
     module = names.module
     for statement, alias in names.imports:
-        hiding = _try_hiding_failure(module, statement)
+        hiding = _find_try_that_hides_failure(module, statement)
         if hiding is None or root_name(use) != (alias.asname or alias.name.split(".")[0]):
             continue
         raises = any(isinstance(each, ast.Raise) for handler in hiding.handlers for each in walk(handler))
@@ -294,7 +294,7 @@ def _change_imports_and_find_tries(
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
         new = [*lines.new, *_import_of_kept_names(statement, lines.kept)]
-        hiding = None if lines.kept else _try_hiding_failure(names.module, statement)
+        hiding = None if lines.kept else _find_try_that_hides_failure(names.module, statement)
         if hiding is not None:
             in_try.setdefault(hiding, {})[statement] = list(dict.fromkeys(new))
         if new:
@@ -410,7 +410,7 @@ def _change_chain(edits: Edits, node: ast.Attribute, name: str, *, is_root_kept:
         edits.replace(_root_node(node) if is_shown else holder, text)
 
 
-def _try_hiding_failure(module: Module, statement: ast.stmt) -> ast.Try | None:
+def _find_try_that_hides_failure(module: Module, statement: ast.stmt) -> ast.Try | None:
     """Return the `try` in whose body an import stands if it catches that a module is not there."""
     parent = module.parent(statement)
     if not isinstance(parent, ast.Try) or statement not in parent.body:

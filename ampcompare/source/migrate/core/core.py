@@ -10,7 +10,7 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import ApexCore
-from ampcompare.source.migrate.core.initialize import create_scalers
+from ampcompare.source.migrate.core.initialize import rewrite_initialize_calls
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
 from ampcompare.source.migrate.core.model_casts import (
     fp16_level_of_file,
@@ -126,7 +126,7 @@ def rewrite_core(
         raise UnsureRewrite(call, HANDED_ON.format(name))
     for backward in forward.missing:
         raise UnsureRewrite(backward.statement, FORWARD_UNSEEN)
-    create_scalers(core)
+    rewrite_initialize_calls(core)
     for call in () if model_casts_itself(core) else forward.apart:
         core.add_note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
     cast_or_refuse_other_calls(core)

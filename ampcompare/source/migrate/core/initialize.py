@@ -35,7 +35,7 @@ AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the on
 AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; make one loss scaler by hand"
 
 
-def create_scalers(core: ApexCore) -> None:
+def rewrite_initialize_calls(core: ApexCore) -> None:
     """Rewrite every `amp.initialize`."""
     initializes = core.sites.initializes
     single = len(initializes) == 1 and any(each.block for each in core.sites.backwards)
@@ -57,12 +57,12 @@ def create_scalers(core: ApexCore) -> None:
     if core.planned.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
     for each, settings in made:
-        _create_scaler(core, each, settings)
+        _rewrite_initialize_call(core, each, settings)
         for message in settings.notes:
             core.add_note(each.call, message)
 
 
-def _create_scaler(core: ApexCore, initialize: InitializeCall, settings: _ScalerSettings) -> None:
+def _rewrite_initialize_call(core: ApexCore, initialize: InitializeCall, settings: _ScalerSettings) -> None:
     module, planned = core.module, core.planned
     function = initialize.function
     conditions = ifs_around_call(module, initialize)

@@ -1071,12 +1071,13 @@ class _OrderProof:
             or any(map(is_clip_or_norm_call, calls))
             or any(self._reads_gradients(value) or not _names_in(value).isdisjoint(read) for value in values)
             or any(
-                ASKS_GRADIENTS.search(last_part(name)) and self._may_be_computed(name, step) for name in names
+                ASKS_GRADIENTS.search(last_part(name)) and self._may_name_be_computed(name, step)
+                for name in names
             )
         )
 
     @staticmethod
-    def _may_be_computed(name: str, step: GradientEvent) -> bool:
+    def _may_name_be_computed(name: str, step: GradientEvent) -> bool:
         """Return whether a name may hold something else than the constants that its function gives it."""
         values = step.scope.values.get(name, [])
         return not values or not all(isinstance(each, ast.Constant) for each in values)

@@ -10,7 +10,7 @@ from ampcompare.results.records.diagnosis import (
     Headroom,
     LostUpdates,
     MagnitudeRange,
-    ModuleStep,
+    ModuleResultsAtStep,
     OperationPlace,
     PlaceReport,
 )
@@ -41,7 +41,7 @@ def diagnosis() -> Diagnosis:
         observed=[0, 1],
         modules=["", *(one.place.module for one in places)],
         places=places,
-        map=[ModuleStep(module=one.place.module, step=0, range=one.range) for one in places],
+        map=[ModuleResultsAtStep(module=one.place.module, step=0, range=one.range) for one in places],
         headroom=Headroom(exponents={-20: 3}, largest_scale=512.0, own_scale=128.0, lost={"1": 0.25}),
         updates=[LostUpdates(parameter="head.weight", dtype="fp16", moved=4, lost=1)],
         faults=[
