@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -384,6 +385,80 @@ class _StepCounter:
         return True
 
 
+@dataclass
+class _MetricValues:
+    """What the metrics of a script came to.
+
+    Attributes:
+        values: the one that counts, by metric; the training loss where a script has no metric.
+        steps: at which step a value was printed, where a line says so.
+        seen: how many values there were, those of a progress bar aside.
+        notes: for the record.
+        lost: why the first metric is no number; "" if it is one.
+        failure: why there is no result at all; "" if there is one.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    lost: str = ""
+    failure: str = ""
+
+
+def _metric_values_of_script(
+    script: ScriptConfig, rows: ScriptRows, printed: Mapping[str, Sequence[float]], faults: Mapping[str, str]
+) -> _MetricValues:
+    """Return what the metrics of a script came to, up to the first that gives no result."""
+    read = _MetricValues()
+    for metric in script.metrics:
+        known = printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, [])
+        if not known:
+            read.failure = _why_metric_has_no_value(metric, rows)
+            return read
+        found, fault, note = _metric_values_fault_and_note(
+            metric.name, list(known), is_alone=rows.rank is None or rows.rank[1] == 1
+        )
+        read.failure = fault or faults.get(metric.name, "")
+        if read.failure:
+            return read
+        value = metric_value_that_counts(metric, found)
+        if not read.values:
+            read.lost = _why_metric_is_no_number(metric, found, value)
+        read.values[metric.name] = value
+        read.seen[metric.name] = sum(not getattr(each, "passing", False) for each in found)
+        read.notes += [note] if note else []
+        if isinstance(value, PrintedValue):
+            read.steps[metric.name] = value.step
+    if not script.metrics:
+        read.values[LOSS] = statistics.fmean(rows.losses[-max(1, len(rows.losses) // TAIL_SHARE) :])
+    return read
+
+
+def _summary_with_metrics(
+    config: RunConfig, rows: ScriptRows, metrics: _MetricValues, wall_seconds: float
+) -> RunSummary:
+    """Return the summary of a script that has results; it has diverged by its losses, or by its first metric."""
+    diverged, divergence = _find_diverged_step_and_kind(rows.losses, config.nan_patience)
+    if diverged is None and metrics.lost:
+        diverged, divergence = max(0, len(rows.losses) - 1), metrics.lost
+    (_, first), *others = metrics.values.items()
+    is_finished = diverged is None
+    epoch = EpochResult(
+        epoch=0, samples=1, values=metrics.values, train_seconds=wall_seconds, eval_seconds=0.0
+    )
+    return _summarize_run(config, rows, rows.losses, wall_seconds).model_copy(
+        update={
+            "metric_final": first if is_finished else None,
+            "metric_best": first if math.isfinite(first) else None,
+            "others_final": dict(others) if is_finished else {},
+            "epochs": [epoch],
+            "diverged_step": diverged,
+            "divergence": divergence,
+        }
+    )
+
+
 def failed_script_record(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:
     """Return the record of a script that gave no result."""
     record = record_of_failed_cell(
@@ -408,54 +483,12 @@ def script_record(
         faults: numbers of which a pattern has matched a part, by metric.
     """
     assert config.script is not None
-    script, losses = config.script, rows.losses
-    if not losses and not script.metrics:
+    if not rows.losses and not config.script.metrics:
         return failed_script_record(config, NO_LOSS, started=started)
-    values: dict[str, float] = {}
-    steps: dict[str, float] = {}
-    seen: dict[str, int] = {}
-    notes: list[str] = []
-    lost = ""
-    for metric in script.metrics:
-        found = list(
-            printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, [])
-        )
-        if not found:
-            return failed_script_record(config, _why_metric_has_no_value(metric, rows), started=started)
-        found, fault, note = _metric_values_fault_and_note(
-            metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1
-        )
-        if fault := fault or (faults or {}).get(metric.name, ""):
-            return failed_script_record(config, fault, started=started)
-        notes += [note] if note else []
-        seen[metric.name] = sum(not getattr(value, "passing", False) for value in found)
-        values[metric.name] = metric_value_that_counts(metric, found)
-        if isinstance(value := values[metric.name], PrintedValue):
-            steps[metric.name] = value.step
-        lost = lost or (
-            ""
-            if values.keys() - {metric.name}
-            else _why_metric_is_no_number(metric, found, values[metric.name])
-        )
-    if not script.metrics:
-        values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
-    diverged, divergence = _find_diverged_step_and_kind(losses, config.nan_patience)
-    if diverged is None and lost:
-        diverged, divergence = max(0, len(losses) - 1), lost
-    status: Literal["completed", "diverged"] = "completed" if diverged is None else "diverged"
-    first, *others = values
-    summary = _summarize_run(config, rows, losses, wall_seconds).model_copy(
-        update={
-            "metric_final": values[first] if diverged is None else None,
-            "metric_best": values[first] if math.isfinite(values[first]) else None,
-            "others_final": {name: values[name] for name in others} if diverged is None else {},
-            "epochs": [
-                EpochResult(epoch=0, samples=1, values=values, train_seconds=wall_seconds, eval_seconds=0.0)
-            ],
-            "diverged_step": diverged,
-            "divergence": divergence,
-        }
-    )
+    metrics = _metric_values_of_script(config.script, rows, printed, faults or {})
+    if metrics.failure:
+        return failed_script_record(config, metrics.failure, started=started)
+    summary = _summary_with_metrics(config, rows, metrics, wall_seconds)
     tracer = StepSampler()
     skipped = 0
     for step in rows.steps:
@@ -464,20 +497,20 @@ def script_record(
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
-        status=status,
+        status="completed" if summary.diverged_step is None else "diverged",
         config=config,
         engine=_engine_of_rows(config, rows),
         ledger=rows.ledger,
         half=rows.setup.get("half"),
         host=host_name(),
         environment={**environment_fingerprint(), **rows.setup.get("device", {})},
-        metrics=metrics_of_script(script),
+        metrics=metrics_of_script(config.script),
         unit="steps",
         summary=summary,
         trace=tracer.find_trace_of_run(_seconds_of_timed_steps(config, rows.steps)),
         started=started,
         script=rows.facts().model_copy(
-            update={"notes": [*rows.notes, *notes], "printed": steps, "seen": seen}
+            update={"notes": [*rows.notes, *metrics.notes], "printed": metrics.steps, "seen": metrics.seen}
         ),
         guards=rows.guards,
     )
