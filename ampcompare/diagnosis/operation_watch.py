@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.diagnosis.fp32_reference import Fp32Reference, tensors_written_by
 from ampcompare.diagnosis.ranges import (
+    CHUNK,
     range_counts_of,
     range_counts_without_lost,
     total_nonfinite_and_lost_of,
@@ -31,14 +32,24 @@ def error_norms_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
 
     (3,) floats for tensors on the host; a float64 tensor on another device, unread.
     """
-    wide = exact.detach().reshape(-1)
-    values = result.detach().reshape(-1).to(wide.dtype, copy=True)
+    wide, values = exact.detach().reshape(-1), result.detach().reshape(-1)
     alone = None if own is None or own.numel() != len(values) else own.detach().reshape(-1)
     if values.device.type != "cpu":
-        return _norms_on_device(values, wide, alone)
+        return _norms_on_device(values.to(wide.dtype), wide, alone)
+    if len(values) <= CHUNK:
+        return tuple(map(math.sqrt, _square_norms_on_host(values, wide, alone)))
+    parts = values.split(CHUNK)
+    alones = [None] * len(parts) if alone is None else alone.split(CHUNK)
+    squares = map(_square_norms_on_host, parts, wide.split(CHUNK), alones)
+    return tuple(math.sqrt(sum(column)) for column in zip(*squares, strict=True))
+
+
+def _square_norms_on_host(values: Tensor, wide: Tensor, alone: Tensor | None) -> tuple[float, float, float]:
+    """Return the squared norms of `error_norms_of` for vectors on the host."""
+    values = values.to(wide.dtype, copy=True)
     apart = 0.0 if alone is None else _square_norm_of(values - alone)
     difference = _square_norm_of(values.sub_(wide))  # in place, which takes no memory
-    return tuple(map(math.sqrt, (difference, _square_norm_of(wide), apart)))
+    return difference, _square_norm_of(wide), apart
 
 
 def _square_norm_of(part: Tensor) -> float:

@@ -18,6 +18,9 @@ MAGNITUDE = 0x7FFFFFFF
 NOTHING = MAGNITUDE + 1  # above the bits of every magnitude
 INFINITY = 0x7F800000
 FP16_SMALLEST, FP16_TOP = -24, 15
+CHUNK = (
+    2**18
+)  # elements that are counted at once on the host: more leave its caches, and take fresh memory each time
 
 
 def range_counts_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
@@ -36,7 +39,17 @@ def range_counts_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.
         return row if on_host else torch.from_numpy(row).to(tensor.device)
     values = tensor.detach().reshape(-1)
     wide = None if exact is None else exact.detach().reshape(-1)
-    return _range_counts_on_host(values, wide) if on_host else _range_counts_on_device(values, wide)
+    if not on_host:
+        return _range_counts_on_device(values, wide)
+    if len(values) <= CHUNK:
+        return _range_counts_on_host(values, wide)
+    parts = values.split(CHUNK)
+    row = None
+    for part, exact_part in zip(
+        parts, [None] * len(parts) if wide is None else wide.split(CHUNK), strict=True
+    ):
+        row = total_with_range_counts_added(row, _range_counts_on_host(part, exact_part))
+    return row
 
 
 def _range_counts_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import distributed
 
+from ampcompare.diagnosis import operation_watch, ranges
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.operation_watch import OperationWatch, error_norms_of
 from ampcompare.diagnosis.ranges import (
@@ -46,6 +47,24 @@ def test_the_row_of_a_device_is_that_of_the_host(dtype: torch.dtype) -> None:
     assert (
         _range_counts_on_device(tensor, exact).tolist() == np.asarray(range_counts_of(tensor, exact)).tolist()
     )
+
+
+def test_large_tensors_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows and norms are those of the whole, also where nothing of a part is finite or other than zero."""
+    tensor = torch.cat([_values(torch.float16), torch.zeros(70), torch.full((70,), math.nan)])
+    exact = tensor.float() + 1e-9
+    finite, near = torch.randn(300).bfloat16(), torch.randn(300)
+    whole = range_counts_of(tensor, exact), error_norms_of(finite, near, finite.float() + 1)
+    sizes = []
+    for module in (ranges, operation_watch):
+        monkeypatch.setattr(module, "CHUNK", 64)
+    count = ranges._range_counts_on_host
+    monkeypatch.setattr(
+        ranges, "_range_counts_on_host", lambda one, wide: sizes.append(len(one)) or count(one, wide)
+    )
+    assert np.asarray(range_counts_of(tensor, exact)).tolist() == np.asarray(whole[0]).tolist()
+    assert max(sizes) == 64
+    assert error_norms_of(finite, near, finite.float() + 1) == pytest.approx(whole[1], rel=1e-6)
 
 
 def _check(found: MagnitudeRange, tensor: torch.Tensor) -> None:
