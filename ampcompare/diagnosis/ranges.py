@@ -44,12 +44,13 @@ def range_counts_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.
     if len(values) <= CHUNK:
         return _range_counts_on_host(values, wide)
     parts = values.split(CHUNK)
-    row = None
+    total: np.ndarray | None = None
     for part, exact_part in zip(
         parts, [None] * len(parts) if wide is None else wide.split(CHUNK), strict=True
     ):
-        row = total_with_range_counts_added(row, _range_counts_on_host(part, exact_part))
-    return row
+        total = total_with_range_counts_added(total, _range_counts_on_host(part, exact_part))
+    assert total is not None
+    return total
 
 
 def _range_counts_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:

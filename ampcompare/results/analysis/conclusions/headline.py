@@ -25,6 +25,7 @@ from ampcompare.results.analysis.pairing.learning import (
     first_divergence_phrase,
     idle_verdict,
     partly_idle_sentences,
+    skipped_steps_sentences,
     why_margin_too_wide,
 )
 from ampcompare.results.analysis.pairing.pairs import pairs_by_seed
@@ -99,6 +100,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
         yield from _speed_sentences(comparison, rows, everyone)
         return
     yield from partly_idle_sentences(by_arm)
+    yield from skipped_steps_sentences({row.arm: by_arm.get(row.arm, []) for row in rows})
     if comparison.error_rate == 0 and comparison.look != 0:
         yield _why_untested(comparison)
     wide = why_margin_too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)

@@ -17,7 +17,12 @@ from ampcompare.base.secrets.masking import hide_secrets_in_words
 from ampcompare.results.analysis.conclusions.phrases import names_text
 from ampcompare.results.analysis.conclusions.recommendation import recommended_arms
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
-from ampcompare.results.analysis.pairing.learning import EPS, divergence_cause, idle_verdict
+from ampcompare.results.analysis.pairing.learning import (
+    EPS,
+    arms_that_skip_most_steps,
+    divergence_cause,
+    idle_verdict,
+)
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN
@@ -75,6 +80,7 @@ def _all_next_steps(
     if typed is not None:
         yield from _next_steps_with_more_seeds(comparison, rows, typed, next_error_rate)
     yield from _next_steps_after_divergence(comparison, by_arm, typed)
+    yield from _steps_after_skipped_steps(comparison, by_arm, typed)
     if typed is not None:
         yield from _steps_for_timing(rows, typed)
 
@@ -213,6 +219,19 @@ def _next_steps_after_divergence(
             yield _step_to_explain(
                 by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale"
             )
+
+
+def _steps_after_skipped_steps(
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: TypedCommand | None
+) -> Iterator[NextStep]:
+    """Yield what finds the place that overflows at every loss scale, of the arm that skips the most steps."""
+    found = arms_that_skip_most_steps(by_arm)
+    found.pop(comparison.reference, None)
+    if typed is None or not typed.script or not found:
+        return
+    arm = max(found, key=lambda one: found[one].summary.skipped_steps)
+    command = typed.command_to_diagnose(arm, found[arm].config.recipe.seed, 0)
+    yield NextStep(command=command, why=f"find what overflows under {arm}, whose steps were skipped")
 
 
 def _step_of_divergence(record: RunRecord) -> int | None:

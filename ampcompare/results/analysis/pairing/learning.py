@@ -21,6 +21,7 @@ from ampcompare.settings.script import LOSS
 NO_VERDICT = Verdict(kind="no verdict", why="the reference learned nothing")
 CHANCE_DEVIATIONS = 3.0  # binomial standard deviations over chance: one model in 700 that guesses is above
 MIN_POINTS = 15  # of a loss curve: fewer show no trend
+MOST = 0.5  # of the steps: who skips more hardly trains
 FALL = 0.1  # of the median loss, from the first third to the last
 FELL = 1.645  # normal deviate of a rank test, one-sided at 5 %
 FP16_HALF_OF_LEAST = 2.0**-25  # half of fp16's least number above 0: up to this, rounding gives 0
@@ -185,6 +186,30 @@ def partly_idle_sentences(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator
     some = [f"{arm} in {sum(runs)} of {len(runs)}" for arm, runs in idle.items() if 0 < sum(runs) < len(runs)]
     if some:
         yield f"Some runs learned nothing and count in the means: {', '.join(some)}."
+
+
+def arms_that_skip_most_steps(by_arm: Mapping[str, Sequence[RunRecord]]) -> dict[str, RunRecord]:
+    """Return the arms that skipped more than half of their steps in a run to its end, each with the worst such run."""
+    found: dict[str, RunRecord] = {}
+    for arm, records in by_arm.items():
+        runs = [one for one in records if one.status == "completed" and one.summary.num_steps]
+        worst = max(runs, key=_share_of_skipped_steps, default=None)
+        if worst is not None and MOST < _share_of_skipped_steps(worst) < 1:  # else it is idle
+            found[arm] = worst
+    return found
+
+
+def _share_of_skipped_steps(record: RunRecord) -> float:
+    return record.summary.skipped_steps / record.summary.num_steps
+
+
+def skipped_steps_sentences(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+    """Yield which arms skipped most of their steps, with the loss scale that was left: they hardly trained."""
+    for arm, record in arms_that_skip_most_steps(by_arm).items():
+        counts = f"{record.summary.skipped_steps} of {record.summary.num_steps} steps"
+        scale = record.summary.final_loss_scale
+        left = "" if scale is None else f", down to a loss scale of {scale:.3g}"
+        yield f"{arm} skipped {counts}{left}: it hardly trained."
 
 
 def _has_loss_fallen(losses: Sequence[float]) -> bool:

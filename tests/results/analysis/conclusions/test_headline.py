@@ -59,6 +59,17 @@ def test_a_clear_winner(runs: Any) -> None:
     assert comparison.next_steps[0].command == "ampcompare explain half"
 
 
+@pytest.mark.parametrize(("skipped", "is_said"), [(51, True), (50, False), (100, False)])
+def test_an_arm_that_skips_most_steps_is_named_first(runs: Any, skipped: int, is_said: bool) -> None:
+    """Whatever noise hides; all steps are another sentence."""
+    half = runs("native:fp16", WORSE, skipped_steps=skipped, final_loss_scale=1e-13)
+    sentence = (
+        f"native:fp16 skipped {skipped} of 100 steps, down to a loss scale of 1e-13: it hardly trained."
+    )
+    assert (sentence in compare(runs("fp32", FP32), half).headline) == is_said
+    assert not is_said or compare(runs("fp32", FP32), half).headline[0] == sentence
+
+
 def test_divergence_has_its_proven_cause(runs: Any) -> None:
     """That Adam's eps is 0 in fp16 is said of arms that train fp16 weights, and of no other arm or cause."""
     bad = {"status": "diverged", "diverged_step": 1, "divergence": "non-finite weights"}

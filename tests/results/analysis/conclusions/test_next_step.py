@@ -180,6 +180,18 @@ def test_a_script_that_diverges_early_is_to_be_diagnosed(at: int, command: str) 
     assert works(step)
 
 
+def test_a_script_whose_steps_are_skipped_is_to_be_diagnosed() -> None:
+    """The arm that skips the most; fewer than half settle a loss scale."""
+    records = [make_record("fp32", seed) for seed in range(3)]
+    records += [make_record("native:fp16", seed, skipped_steps=60 + seed) for seed in range(3)]
+    records += [make_record("half", seed, skipped_steps=40) for seed in range(3)]
+    typed = "ampcompare compare --arm fp32,native:fp16,half --seeds 0-2 -- train.py"
+    steps = make_comparison(records, arms=["fp32", "native:fp16", "half"], command=typed).next_steps
+    (step,) = [one for one in steps if "diagnose" in one.command]
+    assert step.command == "ampcompare diagnose --arm native:fp16 --seed 2 -- train.py"
+    assert works(step)
+
+
 @pytest.mark.parametrize(
     "text",
     [
