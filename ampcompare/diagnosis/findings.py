@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -63,6 +63,7 @@ class FaultReason:
 
     text: str
     at: int | None = None  # place among the events where it was made; None if that is the fault's own
+    buffer: str = ""  # of a model, that the arm has cast
 
 
 def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> FaultReason | None:
@@ -98,11 +99,13 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
     percent = format_rough_percent_number(share_lost_to_zero(events[at]))
     text = f"{percent} % of the results of {name} are zero in the arm alone"
     cast = _cast_buffer_reason(events, at)
-    return FaultReason(f"{cast}, and {text}" if cast else text, made)
+    return (
+        FaultReason(text, made) if cast is None else replace(cast, text=f"{cast.text}, and {text}", at=made)
+    )
 
 
-def _cast_buffer_reason(events: Sequence[OperationResult], at: int) -> str:
-    """Return that the arm has cast a buffer, if the error of a result comes from one; "" for another error."""
+def _cast_buffer_reason(events: Sequence[OperationResult], at: int) -> FaultReason | None:
+    """Return that the arm has cast a buffer, if the error of a result comes from one; None for another error."""
 
     def operations_before(place: int) -> list[int]:
         return [one for one in events[place].sources if one < place and error_of_event(events[one]) > 0]
@@ -110,8 +113,9 @@ def _cast_buffer_reason(events: Sequence[OperationResult], at: int) -> str:
     for place in _places_reached_backwards([at], operations_before):
         event = events[place]
         if event.buffer and own_error_of_event(event) < error_of_event(event) / 2:
-            return f"the arm casts the buffer {event.buffer} to {dtype_name(event.dtype)}"
-    return ""
+            text = f"the arm casts the buffer {event.buffer} to {dtype_name(event.dtype)}"
+            return FaultReason(text, buffer=event.buffer)
+    return None
 
 
 def _reason_of_limit_rounded_to_one(
@@ -542,7 +546,7 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
         origin = rounded
     else:
         text = f"{first} makes or amplifies rounding errors: {name} {_distance_from_fp32_text(worst)}"
-    cast = "" if is_underflow else _cast_buffer_reason(events, origin)
+    cast = None if is_underflow else _cast_buffer_reason(events, origin)
     return _make_fault(
         kind,
         facts,
@@ -550,7 +554,7 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
         text,
         _places_on_path(events, origin, at),
         severity=_finite_error_of(worst),
-        reason=FaultReason(cast) if cast else None,
+        reason=cast,
     )
 
 
@@ -736,6 +740,8 @@ def _make_fault(
     events = facts.step.events
     event = events[origin]
     made = [] if reason is None or reason.at is None else [_module_and_line_key(events[reason.at])]
+    if reason is not None and (owner := reason.buffer.rpartition(".")[0]):
+        made.insert(0, (owner, ""))  # whose buffers stay fp32 where it does
     return Fault(
         kind=kind,
         place=operation_place_of(event.key),

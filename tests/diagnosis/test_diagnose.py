@@ -686,6 +686,28 @@ class Scheduled(nn.Module):
         return (self.layer(x).float() / (1 - kept).sqrt()).square().mean()
 
 
+class Denoiser(nn.Module):
+    """Reads the table of a part that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule, self.layer = nn.Module(), nn.Linear(8, 8)
+        self.schedule.register_buffer("kept", torch.cumprod(1 - torch.linspace(5e-4, 0.04, 64), 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.schedule.kept[torch.arange(16)][:, None]
+        return (self.layer(x).float() / (1 - kept).sqrt()).square().mean()
+
+
+def test_the_module_of_a_buffer_that_the_arm_casts_is_a_cure() -> None:
+    """No line brings back what the cast has rounded, nor does the model in fp32 cost as little."""
+    loop = loop_of(Denoiser, lambda m, step: m(torch.randn(16, 8)))
+    found = ampcompare.diagnose(loop, arm="half:bf16,masters=fp32", steps=1, device="cpu")
+    assert found.faults[0].reason.startswith("the arm casts the buffer schedule.kept to bf16, and ")
+    assert found.cure is not None
+    assert found.cure.keeps == ["schedule"]
+
+
 @pytest.mark.parametrize("is_buffer", [True, False])
 def test_a_buffer_that_the_arm_casts_is_the_reason(is_buffer: bool) -> None:
     """Of 0.9995 bf16 makes 1; the same table in fp32 has no fault."""
