@@ -69,6 +69,7 @@ MAX_READ = 2**20  # numbers of a tensor that are looked at
 LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer of many that are alike
 OUT_OF_BOUNDS = re.compile(r"out of (?:bounds|range)")
 ANOMALY = re.compile(r"^Function '\w+' returned nan values")
+NO_GRAPH = re.compile(r"does not require grad and does not have a grad_fn|to `grad\(\)` cannot be empty")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 
@@ -145,6 +146,7 @@ class _ScriptFailure:
         lifted: 16-bit types of the script's own weights, which the arm has made fp32.
         rounded: which whole numbers of inputs a cast of the arm has changed; "" for none.
         widening: modules that gave fp32 where they got 16 bits; None for an arm that casts no model.
+        has_gradient_graph: as of `AmpUse`.
     """
 
     error: BaseException
@@ -154,6 +156,7 @@ class _ScriptFailure:
     lifted: Sequence[str]
     rounded: str = ""
     widening: WideningModulesWatch | None = None
+    has_gradient_graph: bool = False
 
     @property
     def first_message_line(self) -> str:
@@ -233,7 +236,8 @@ def _find_refusal_of_failure(
     rounded: str,
 ) -> UnsupportedCombination | None:
     widening = names.widening if isinstance(names, HalfWeights) else None
-    failure = _ScriptFailure(error, arm, _kind_of_stand_in(arm, names), casts, lifted, rounded, widening)
+    kind, has_graph = _kind_of_stand_in(arm, names), names.script.has_gradient_graph
+    failure = _ScriptFailure(error, arm, kind, casts, lifted, rounded, widening, has_graph)
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_refusal_of_types else OTHER_ERRORS
     row = next((row for row in rows if row.has_failure(failure)), None)
     return None if row is None else row.refusal_of_failure(failure)
@@ -395,6 +399,26 @@ def _is_overflow_in_anomaly_mode(failure: _ScriptFailure) -> bool:
     return scale is not None and torch.is_anomaly_enabled() and isinstance(failure.error, RuntimeError)
 
 
+def _has_lost_graph_of_gradients(failure: _ScriptFailure) -> bool:
+    """Return whether an optimizer has computed with the graph of gradients, in whose place an arm gives it others."""
+    roles = failure.arm.roles
+    gives_others = roles is not None and (roles.loss_scale is not None or bool(roles.masters))
+    if (
+        not gives_others
+        or not failure.has_gradient_graph
+        or not isinstance(failure.error, RuntimeError | ValueError)
+    ):
+        return False
+    trace = failure.error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        is_optimizer = isinstance(trace.tb_frame.f_locals.get("self"), torch.optim.Optimizer)
+        if is_optimizer and code.co_name == "step" and is_users_file(code.co_filename):
+            return True
+        trace = trace.tb_next
+    return False
+
+
 UNSCALED = Arm.parse("native:bf16")
 OTHER_ERRORS = (
     _FailureKind(
@@ -404,6 +428,13 @@ OTHER_ERRORS = (
         lambda failure: _arms_without_scale(failure),
         "leave out set_detect_anomaly, which slows the training too",
         applies=_is_overflow_in_anomaly_mode,
+    ),
+    _FailureKind(
+        NO_GRAPH,
+        "the optimizer differentiates gradients in its step, and those that the arm unscales, or copies to masters, "
+        "have no graph",
+        ("native:bf16", "fp32"),
+        applies=_has_lost_graph_of_gradients,
     ),
     _FailureKind(
         NUMPY_LACKS,

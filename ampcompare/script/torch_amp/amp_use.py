@@ -21,6 +21,7 @@ class AmpUse:
         off_scalers: GradScalers that the script itself has made and switched off.
         is_initialized: the script has called `amp.initialize`, which this arm stands behind.
         steps_on_behalf: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
+        has_gradient_graph: a backward pass of the script has made gradients with a graph (`create_graph`).
         why_off: why the arm has no effect, if the script made something that is off before anything that is on.
         in_step: the optimizer whose step evaluates losses by itself at present, with gradients scaled for it.
     """
@@ -28,7 +29,7 @@ class AmpUse:
     def __init__(self, calls_apex: Callable[[], bool]) -> None:
         self.calls_apex = calls_apex
         self.acts = self.has_autocast = self.has_scaler = self.is_initialized = False
-        self.steps_on_behalf = False
+        self.steps_on_behalf = self.has_gradient_graph = False
         self._makers: set[int] = set()  # threads that make objects of `torch.amp` on behalf of the script
         self.off_scalers: list[Any] = []
         self.in_step: Any = None

@@ -196,6 +196,7 @@ class GradientStages:
             options: of the pass, which may change. Gradients with a graph are not scaled: the script computes with it.
         """
         has_graph = bool(options.get("create_graph"))
+        self._stand_in.script.has_gradient_graph |= has_graph
         place = call_site_key()
         self._first_loss = None
         begin = loss if isinstance(tensors, Tensor) else list(tensors)

@@ -628,8 +628,8 @@ class PlainScript:
 
         Under vmap a loss is that of each sample.
         """
-        first = outputs if isinstance(outputs, Tensor) else outputs[0]
-        if not self._backwards and first.numel() == 1:
+        first = outputs if isinstance(outputs, Tensor) else next(iter(outputs), None)
+        if not self._backwards and first is not None and first.numel() == 1:
             self._loss = tensor_inside_wrappers(first)
         return original(outputs, *args, **kwargs)
 

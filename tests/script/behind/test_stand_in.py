@@ -656,6 +656,47 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
     assert str(stand_in.find_refusal_of_error(error)).endswith(f"; compare {advised}")
 
 
+class Curved(torch.optim.Optimizer):
+    """Takes a product of the second derivative with ones for each weight, by the graph of the gradients."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self) -> None:  # type: ignore[override]
+        params = [one for one in self.param_groups[0]["params"] if one.grad is not None]
+        seconds = torch.autograd.grad([one.grad.sum() for one in params], params)
+        with torch.no_grad():
+            for param, second in zip(params, seconds, strict=True):
+                param -= 0.1 * param.grad / (1 + second.abs())
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize(
+    ("arm", "trains"), [("native:fp16", False), ("apex:O2", False), ("native:bf16", True)]
+)
+def test_an_optimizer_that_differentiates_gradients_has_a_reason(behind: Any, arm: str, trains: bool) -> None:
+    """Unscaled gradients, and those of masters, have no graph."""
+    stand_in = behind(arm)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = Curved(model.parameters())
+
+    def train() -> None:
+        for _ in range(3):
+            model(torch.ones(3, 4)).float().square().mean().backward(create_graph=True)
+            optimizer.step()
+            for param in model.parameters():
+                param.grad = None
+
+    if trains:
+        train()
+        return
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        train()
+    found = str(stand_in.find_refusal_of_error(raised.value))
+    assert "have no graph" in found
+    assert "compare native:bf16 or fp32" in found
+
+
 @pytest.mark.parametrize("arm", ["native:fp16", "apex:O2", "native:bf16"])
 def test_an_overflow_in_anomaly_mode_has_its_reason(behind: Any, arm: str) -> None:
     """A loss scale would have skipped the step; under an arm without one the error is the script's own."""
