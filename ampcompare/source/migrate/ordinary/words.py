@@ -75,6 +75,8 @@ TYPES = frozenset({
     "uint8", "Size", "device", "nn", "init", "functional", "dtype",
 })  # fmt: skip
 EMA = re.compile(r"(?:^|_)ema(?:$|_)|^EMA|EMA$|Ema(?:[A-Z]|$)|moving_average|MovingAverage|momentum_update")
+# What holds the layers and functions of the list; others hold functions of the same names, such as `torch.special`.
+OWNERS = re.compile(r"torch(?:\.nn(?:\.functional|\.parameter|\.modules(?:\.\w+)?)?|\.cuda)?")
 # Calls of builtins that run code which no import names.
 RUN_CODE = frozenset({"exec", "eval", "compile", "globals", "locals"})
 COPIES = re.compile(
@@ -86,6 +88,7 @@ IN_NETWORKS = frozenset({
     "arccos", "arcsin", "arccos_", "arcsin_", "arctan2", "atan2_", "addcdiv_", "addcmul_", "corrcoef", "cov", "eq_",
     "ge_", "gt_", "inner", "ldexp", "ldexp_", "le_", "lt_", "matrix_exp", "matrix_power", "mvlgamma", "mvlgamma_",
     "ne_", "pinverse", "square", "sum_to_size",
+    "__getattribute__", "__dict__", "vars",
     "cpu", "numpy", "tolist", "no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "checkpoint",
     "from_numpy",
 })  # fmt: skip
@@ -235,9 +238,24 @@ def name_unfit_for_network(module: Module, node: ast.AST) -> str:
     """Return a name that no network may have: one that leaves it, or one of torch that is not on the list; else ""."""
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return ""
-    if last_name(node) in IN_NETWORKS or makes_wide_number(module, node):
+    full = module.resolve(node, follow=False) or ""
+    if (
+        last_name(node) in IN_NETWORKS
+        or makes_wide_number(module, node)
+        or _gets_unknown_attribute(module, node)
+    ):
         return last_name(node)
+    if full.startswith("operator.") or full == "functools.reduce":
+        return full
     return unlisted_torch_name(module, node)
+
+
+def _gets_unknown_attribute(module: Module, node: ast.AST) -> bool:
+    """Return whether a node is `getattr` for an attribute of something else than the network itself."""
+    call = module.parent(node)
+    if not (isinstance(node, ast.Name) and node.id == "getattr"):
+        return False
+    return not (isinstance(call, ast.Call) and call.args and dotted_name(call.args[0]) == "self")
 
 
 def makes_wide_number(module: Module, node: ast.AST) -> bool:
@@ -265,7 +283,9 @@ def unlisted_torch_name(module: Module, node: ast.AST) -> str:
     if not isinstance(node, (ast.Name, ast.Attribute)) or isinstance(module.parent(node), ast.Attribute):
         return ""
     full = module.resolve(node, follow=False) or ""
+    owner = full.rpartition(".")[0]
     is_listed = last_part(full) in LAYERS | FUNCTIONS | TYPES and full not in OF_FUNCTIONAL
+    is_listed = is_listed and OWNERS.fullmatch(owner) is not None
     is_listed = is_listed or full.startswith("torch.nn.init.")
     return full if full.startswith("torch.") and not is_listed else ""
 

@@ -15,7 +15,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.read.networks import buffers_of_class
-from ampcompare.source.syntax import argument_values, dotted_name, last_name
+from ampcompare.source.syntax import argument_values, dotted_name, elements, last_name
 
 if TYPE_CHECKING:
     from ampcompare.source.module import Module, Scope
@@ -32,12 +32,16 @@ class Shape(Enum):
 
 Shapes = frozenset[Shape]
 PLAIN, NUMBER, ROW, TENSOR = (frozenset({each}) for each in Shape)
-REDUCING = frozenset({"sum", "mean", "max", "min", "norm", "prod"})
+REDUCING = frozenset({
+    "sum", "mean", "max", "min", "norm", "prod", "amax", "amin", "median", "nanmedian", "nanmean", "nansum",
+    "logsumexp", "quantile",
+})  # fmt: skip
+OF_ALL = frozenset({"trace", "dot", "vdot", "dist", "det", "logdet"})  # always to one number
 PAIRS = frozenset({"max", "min", "topk", "sort"})  # with a dimension: of values and indices
 KEEPING = frozenset({
     "exp", "log", "sqrt", "abs", "sigmoid", "tanh", "relu", "relu_", "relu6", "leaky_relu", "elu", "gelu", "silu",
     "softmax", "log_softmax", "pow", "square", "neg", "clamp", "dropout", "float", "detach", "clone", "contiguous",
-    "cuda", "to", "type_as", "chunk", "split", "zeros_like", "ones_like", "full_like", "masked_fill",
+    "cuda", "to", "type_as", "chunk", "split", "zeros_like", "ones_like", "full_like", "masked_fill", "unbind",
 })  # fmt: skip
 MAKING = frozenset({
     "ones", "zeros", "full", "rand", "randn", "empty", "arange", "linspace", "new_ones", "new_zeros", "new_full",
@@ -51,7 +55,11 @@ OF_PYTHON = frozenset({
 # What computes a loss, by the names that these have everywhere.
 LOSS = re.compile(r"(?:loss|cross_entropy|criterion|crit)\w*$|Loss$", re.IGNORECASE)
 # Of methods and functions, those that O1 gives arguments of one type.
-MIXING = frozenset({"add", "mul", "div", "add_", "mul_", "div_", "eq", "ne", "gt", "ge", "lt", "le"})
+MIXING = frozenset({
+    "add", "mul", "div", "add_", "mul_", "div_", "eq", "ne", "gt", "ge", "lt", "le", "__add__", "__radd__", "__sub__",
+    "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__iadd__", "__isub__", "__imul__",
+    "__itruediv__", "__eq__", "__ne__", "__gt__", "__ge__", "__lt__", "__le__",
+})  # fmt: skip
 ORDERS = (ast.Eq, ast.NotEq, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
 MAX_DIMS = 2  # that a reduction may take away from a tensor without making a number of it
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.FloorDiv)
@@ -89,6 +97,8 @@ class NumberFinder:
             operands = [node.left, *node.comparators]
         elif isinstance(node, ast.Call) and last_name(node.func) in MIXING:
             operands = [*self._receivers_of(node), *argument_values(node)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "sum":
+            operands = [one for each in node.args for one in elements(each)]
         else:
             return isinstance(node, ast.Call) and self._passes_number(node)
         shapes = [(self._shapes_of(each), self._is_made_fp32(each)) for each in operands]
@@ -225,6 +235,8 @@ class NumberFinder:
             return ROW
         if receivers or self._is_of_torch(call):
             return self._shapes_of_tensor_function(call, scope, [*receivers, *argument_values(call)])
+        if name in ("iter", "next") and call.args:
+            return self._shapes_of(call.args[0]) if name == "iter" else self._shapes_of_element(call.args[0])
         if name in ("sum", "max", "min"):
             return self._shapes_of_python_function(name, argument_values(call))
         return PLAIN if name in OF_PYTHON else self._shapes_of_own_function(call, scope)
@@ -236,6 +248,10 @@ class NumberFinder:
             values: the tensor, or first argument, and the others.
         """
         name = last_name(call.func)
+        if name in OF_ALL:
+            return NUMBER
+        if name == "select" and values:
+            return self._shapes_of_element(values[0]) | self._shapes_of(values[0]) & TENSOR
         if name in REDUCING and values:
             return self._shapes_of_reduction(call, values[0], values[1:])
         if name in FLAT and values:

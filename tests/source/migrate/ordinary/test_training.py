@@ -495,6 +495,15 @@ NETWORKS = {
     "out=": "        x = torch.mul(self.one(x), 2, out=x)\n",
     "gelu into items": "        x = F.gelu(self.one(x))\n        y = torch.zeros(4, 16)\n        y[0] = x[0]\n",
     "libraries": "        import einops\n        x = F.relu(self.one(x))\n",
+    "softmax of another module": "        x = torch.special.softmax(self.one(x), 1)\n",
+    "matmul of another module": "        x = torch.linalg.matmul(self.one(x), self.one.weight)\n",
+    "a method by its class": "        x = torch.Tensor.softmax(self.one(x), 1)\n",
+    "an operator of torch": "        x = torch.ops.aten.softmax(self.one(x), 1)\n",
+    "another module of torch by one that imports it": "        x = F.torch.softmax(self.one(x), 1)\n",
+    "a method by a text": "        x = getattr(self.one(x), 'square')()\n",
+    "a function by a text": "        x = vars(F)['rms_norm'](self.one(x), (16,))\n",
+    "functions of operator": "        import operator\n        x = operator.mul(self.one(x), self.one.bias)\n",
+    "an item by unbind": "        x = self.one(x) * self.one.bias.unbind()[0]\n",
 }
 
 

@@ -65,6 +65,13 @@ MIXED = {
     "a method of the class": "h = h * self.weight_of(0)",
     "an argument of a method": "h = self.scale_by(h, self.vec[0])",
     "a new row": "h = h * torch.full((1,), 2.0, device=h.device)[0]",
+    "an element by select": "h = h * self.vec.select(0, 0)",
+    "an element by unbind": "h = h * self.vec.unbind()[0]",
+    "the next element": "h = h * next(iter(self.vec))",
+    "a median": "h = h * self.vec.median()",
+    "a trace": "h = h * self.two.weight.trace()",
+    "a method with underscores": "h = h.__mul__(self.vec[0])",
+    "a sum of a list": "h = sum([h, self.vec[0]])",
 }
 ALIKE = {
     "a parameter": "h = h * self.scale + self.vec.repeat(8)",
@@ -79,6 +86,8 @@ ALIKE = {
     "a power": "h = h ** self.vec[0] + 2.0**h",
     "where": "h = torch.where(h > 0, h, self.vec[0])",
     "an embedding": "h = h + self.two.weight[torch.arange(16)]",
+    "a sum of layers": "h = sum([h, self.two(h)])",
+    "parts by unbind": "a, b = h.view(2, 8, 16).unbind()\nh = torch.cat([a * b, b])",
     "a variable that changes": "for i in range(2):\n    h = h + self.two(h) / (i + 1)",
 }
 
