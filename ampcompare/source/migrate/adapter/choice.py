@@ -150,7 +150,8 @@ def _choice_with_neighbors_on_adapter(
             reasons.setdefault(each.path, FOLLOWS_UNSEEN.format(os.path.relpath(first, each.path.parent)))
     files = [each for plan in plans for each in plan.files]
     rest = [each for each in results if each.path not in {file.path for file in files}]
-    if plans:  # a file that has Apex's functions through another one has them from the adapter then
+    # a file that has Apex's functions through another one has them from the adapter then
+    if plans or _has_adapter(results, imports):
         rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
     rest = _results_with_cast_requests_on_apex(rest, imports, files)
     changed = {each.path for each in files if each.takes_adapter}
@@ -169,12 +170,16 @@ def _paths_apart_from_trainings(
     Args:
         reasons: of files that take it.
     """
-    has_adapter = any(imports.imports_adapter(absolute_path(each.path)) for each in results)
-    if not has_adapter and not any(each.path in reasons for each in results):
+    if not _has_adapter(results, imports) and not any(each.path in reasons for each in results):
         return []
     return [
         each.path for each in results if each.path not in reasons and _is_apart_from_trainings(each, imports)
     ]
+
+
+def _has_adapter(results: list[FileMigration], imports: ImportIndex) -> bool:
+    """Return whether one of some files imports the adapter, as an earlier run left it."""
+    return any(imports.imports_adapter(absolute_path(each.path)) for each in results)
 
 
 def choose_adapter_for_all(paths: Iterable[Path]) -> MigrationChoice:

@@ -25,6 +25,11 @@ def train(model, optimizer, batches):
 """
 BESIDE = "import train\nimport torch as pt\n\npt.backends.cuda.matmul.allow_tf32 = True\n"
 FUSED = "from apex.optimizers import FusedLAMB\n"
+SNIPPET = """\
+model, optimizer = amp.initialize(model, optimizer)
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+"""
 RATES = "from apex.parallel import LARC\n\n\ndef wrap(optimizer):\n    return LARC(optimizer)\n"
 ASKING = """\
 import rates
@@ -48,6 +53,7 @@ def is_there():
         ("import rates\n", {"rates.py": RATES}),
         ("import rates\n", {"rates.py": RATES, "asking.py": ASKING}),
         ("", {"rates.py": RATES, "asking.py": ASKING}),
+        ("", {"snippet.py": SNIPPET}),
     ],
     ids=[
         "whole",
@@ -55,6 +61,7 @@ def is_there():
         "with a file on Apex",
         "with a question for it",
         "next to a file on Apex",
+        "next to an amp of nowhere",
     ],
 )
 def test_a_second_run_changes_nothing_and_says_the_same(
