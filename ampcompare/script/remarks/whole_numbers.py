@@ -65,7 +65,7 @@ def _named_input_tensors(
     try:
         # of the class: an arm has put a function in the place of the model's own
         names = list(inspect.signature(type(module).forward).parameters)[1:]
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):  # the first of a class of TorchScript
         names = []
     for at, value in enumerate(args):
         if isinstance(value, Tensor):
