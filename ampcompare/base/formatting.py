@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30  # bytes
 MOST_NAMES = 8
 UNITS = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")

@@ -10,7 +10,7 @@ import click
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.base.formatting import format_count, format_duration, printable_line
+from ampcompare.base.formatting import format_count, format_duration, format_mebibytes, printable_line
 from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import note_on_stderr, print_document, print_json
 
@@ -110,7 +110,7 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
         memory = (
             ""
             if remaining.peak_bytes is None
-            else f", at most {remaining.peak_bytes / 2**20:.1f} MiB for one"
+            else f", at most {format_mebibytes(remaining.peak_bytes)} MiB for one"
         )
         source = "existing records" if not remaining.unknown else "a few steps of each arm"
         lines.append(

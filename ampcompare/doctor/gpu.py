@@ -5,10 +5,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.formatting import GIB
 from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.doctor.finding import Check
 
-GIB = 2**30
 DEVICES = Path("/dev")
 WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")
 DRIVER_SECONDS = 20.0

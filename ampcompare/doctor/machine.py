@@ -14,11 +14,11 @@ import psutil
 from ampcompare.base.environment.extras import version_of_torch_on_path
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, environment_fingerprint
 from ampcompare.base.environment.packages import installed_version
+from ampcompare.base.formatting import GIB
 from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.base.version import NEWEST_TORCH, OLDEST_TORCH
 from ampcompare.doctor.finding import Check
 
-GIB = 2**30
 MIN_MEMORY = 2 * GIB
 MIN_DISK = GIB
 MIN_SHARED = GIB // 2

@@ -11,6 +11,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError, UnsupportedCombination
+from ampcompare.base.formatting import GIB
 from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.places import Places, places_for_cells
@@ -24,7 +25,6 @@ from ampcompare.settings.stack import StackConfig, arms_with_stacks, require_use
 from ampcompare.settings.validation import build_validated_model
 
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
-GIB = 2**30
 TOO_FEW = "fewer than one batch"  # of `Data.num_batches`
 OUT_OF_MEMORY = ("out of memory", "out-of-memory")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.formatting import parse_duration
+from ampcompare.base.formatting import MIB, parse_duration
 from ampcompare.base.option_rules import refuse_broken_rules, rule_of_need
 from ampcompare.experiment.matrix import (
     MatrixRow,
@@ -37,7 +37,6 @@ from ampcompare.settings.stack import StackConfig, first_weights_stack
 from ampcompare.settings.validation import paths_and_values
 
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
-MIB = 2**20
 NEEDS_RECIPE = rule_of_need("--size", "size", "--recipe", "recipe")
 
 

@@ -13,13 +13,14 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ampcompare.base.formatting import GIB, MIB
+
 QUERY = ("index", "uuid", "name", "pci.bus_id", "memory.used")
 LISTED = re.compile(
     r"^(?P<mig>\s+MIG (?P<profile>\S+)\s+Device\s+\d+:|GPU (?P<index>\d+):).*\(UUID: (?P<uuid>[^)]+)\)"
 )
-MIB = 2**20
 # a driver, a display or monitoring takes some; a container hides the processes of others
-MAX_IDLE_BYTES = 2 * 2**30
+MAX_IDLE_BYTES = 2 * GIB
 SECONDS = 20.0
 FACT = re.compile(r"""^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""", flags=re.MULTILINE)
 
@@ -108,7 +109,7 @@ def _gpu_use_text(uuid: str, memory: str, processes: list[str]) -> str:
     if pids:
         return f"process {pids[0]} uses it" if len(pids) == 1 else f"processes {', '.join(pids[:3])} use it"
     used = float(memory) * MIB if memory.replace(".", "").isdigit() else 0.0
-    return f"{used / 2**30:.1f} GiB of its memory are in use" if used > MAX_IDLE_BYTES else ""
+    return f"{used / GIB:.1f} GiB of its memory are in use" if used > MAX_IDLE_BYTES else ""
 
 
 def _query_nvidia_smi(*arguments: str) -> list[str]:

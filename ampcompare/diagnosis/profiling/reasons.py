@@ -6,6 +6,7 @@ from its tensor cores, is counted here and marked `on_gpu`.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ampcompare.base.formatting import MIB
 from ampcompare.diagnosis.profiling.trace import is_half
 from ampcompare.results.records.profile import ArmProfile, HostRead, Reason, TimedChange
 
@@ -46,7 +47,7 @@ def percent_text(share: float) -> str:
 
 
 def _mib_text(size: float) -> str:
-    return f"{size / 2**20:.1f} MiB"
+    return f"{size / MIB:.1f} MiB"
 
 
 def _share_of_step(seconds: float, arm: ArmProfile) -> float:

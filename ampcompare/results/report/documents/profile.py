@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ampcompare.base.formatting import printable_line
+from ampcompare.base.formatting import MIB, printable_line
 from ampcompare.results.records.profile import (
     KINDS,
     PHASES,
@@ -29,7 +29,7 @@ def _milliseconds_text(seconds: float) -> str:
 
 
 def _mib_text(size: float) -> str:
-    return f"{size / 2**20:.2f}"
+    return f"{size / MIB:.2f}"
 
 
 def _percent_text(share: float | None) -> str:
