@@ -89,7 +89,12 @@ def find_code_of_callable(value: Any) -> CodeType | None:
 
 
 def call_site_key() -> tuple[int, ...]:
-    """Return what identifies this call: code and instruction of the three innermost frames of the user."""
+    """Return what identifies this call in this process: code and instruction of the user's three innermost frames.
+
+    Returns:
+        For each frame, the innermost first, the `id` of its code and the offset of its instruction; empty if no frame
+        is of the user.
+    """
     frame: FrameType | None = sys._getframe(1)
     site: list[int] = []
     while frame is not None and len(site) < 2 * CALL_SITE_DEPTH:
@@ -129,7 +134,7 @@ def message_with_script_line(problem: str) -> str:
 def location_of_error(error: BaseException) -> Location | None:
     """Return the user's innermost own line in the traceback of an error; of an installed package if it has none.
 
-    Where the message has the traceback of another process in it, that is the one.
+    None if it has no line of either. Where the message has the traceback of another process in it, that is the one.
     """
     frames = [(file, int(line)) for file, line in FRAME.findall(str(error))]
     frames = frames or [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]

@@ -135,6 +135,12 @@ def importability_and_spec(name: str) -> tuple[bool, ModuleSpec | None]:
     """Return whether a module may be importable, with the current directory on the path, and what would be loaded.
 
     Nothing is imported, not even the packages around it; a package that changes its own path may have any module.
+
+    Args:
+        name: full, such as "apex.amp".
+
+    Returns:
+        True also where it cannot be known. The spec is None if there is no such module, and where it cannot be known.
     """
     importlib.invalidate_caches()
     top, *rest = name.split(".")

@@ -155,7 +155,7 @@ def read_distributed_env(
 
 
 def loopback_interface() -> str | None:
-    """Return the name of the loopback interface; by default gloo resolves the host's name instead."""
+    """Return the name of the loopback interface, None if it has another name than usual; gloo resolves the host's."""
     names = {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
     return next((name for name in ("lo", "lo0") if name in names), None)
 

@@ -17,7 +17,10 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return the part that this rank holds, which may be empty; all of a tensor that is not sharded."""
+    """Return the part that this rank holds, in the tensor's dtype; a tensor that is not sharded is itself.
+
+    The part may be empty: shape (0, ...) where the ranks before hold all of it.
+    """
     sharded: Any = tensor
     part: Tensor = sharded.to_local() if is_sharded(tensor) else tensor
     return part

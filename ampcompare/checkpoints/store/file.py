@@ -98,7 +98,7 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor], notes: Mappin
 
     Args:
         path: of the file, which is replaced if there is one.
-        weights: tensors by name; those that share memory are written once each.
+        weights: tensors by name, of any shape, dtype and device; those that share memory are written once each.
         notes: texts by name, for the header of the file.
     """
     from safetensors.torch import save

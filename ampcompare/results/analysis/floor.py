@@ -164,6 +164,9 @@ def read_envelope(path: Path) -> Envelope:
 def read_step_rows(path: Path) -> list[dict[str, float | None]]:
     """Read JSON lines with `loss`, and `grad_norm` where it is known: `steps.jsonl`, or rows of anyone, in order.
 
+    Returns:
+        For each line `loss` and `grad_norm`, each None where the line has none; they need not be finite.
+
     Raises:
         UnusableInput: the file cannot be read, holds other lines, or no loss.
     """

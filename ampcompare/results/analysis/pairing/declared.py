@@ -74,7 +74,15 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
 
 
 def options_of_updates(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
-    """Return each option of updates alone, with what the arm without it declares and which fields it changes."""
+    """Return each option of updates alone, with what the arm without it declares and which fields it changes.
+
+    Args:
+        arm: whose options change the types of weights, masters or state in a step, or nothing of that kind.
+
+    Returns:
+        By the option as the arm spells it, such as "masters=fp32": the roles without it, and the names of the fields of
+        `Roles` that differ. Empty for an arm without such an option.
+    """
     found = {}
     for name, word in arm.option_texts.items():
         bare = arm.without_option(name)

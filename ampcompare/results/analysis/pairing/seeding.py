@@ -12,6 +12,9 @@ def key_of_run_start(facts: ScriptFacts) -> tuple[object, ...]:
     """Return what two runs have in common that began alike: first weights, batches, and what dropout drew there.
 
     Later draws are left out: how many numbers a layer draws may depend on its type.
+
+    Returns:
+        Equal for two runs that began alike. A part that was not recorded is empty, and equal in both.
     """
     return tuple(facts.weights), tuple(facts.batches), tuple(facts.draws[:1])
 
