@@ -463,8 +463,10 @@ class HalfWeights(TorchAmp):
                 or versions != [master._version for master in masters]
             ):
                 self._follow_writes_to_weights(optimizer)
+                # A graph that the script has kept for another pass of the step ends where its weights are written.
+                changed = _pairs_of_other_values(pairs) if is_inside else pairs
                 with torch.no_grad():
-                    copy_tensors_by_dtype([param for param, _ in pairs], masters)
+                    copy_tensors_by_dtype(*([one[at] for one in changed] for at in (0, 1)))
                 self._note_current_weights(optimizer, pairs)
 
     def end_without_step(self, optimizer: Any) -> None:
@@ -737,6 +739,17 @@ class _ModuleGraph:
 def _is_container_or_wrapper(module: nn.Module) -> bool:
     """Return whether a module only holds or wraps models."""
     return type(module).__name__ in WRAPPERS or isinstance(module, CONTAINERS)
+
+
+@torch.no_grad()
+def _pairs_of_other_values(pairs: Pairs) -> Pairs:
+    """Return the pairs whose master has another value than the weight, rounded to its type."""
+    if not pairs:
+        return pairs
+    apart = [
+        (param.view(torch.int16) != master.to(param.dtype).view(torch.int16)).any() for param, master in pairs
+    ]
+    return [pair for pair, is_apart in zip(pairs, torch.stack(apart).tolist(), strict=True) if is_apart]
 
 
 def _bit_sums_of_weights(pairs: Pairs) -> Tensor:
