@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE, public_full_name
+from ampcompare.source.amp_names import APEX, CORE, is_of_adapter, public_full_name
 from ampcompare.source.edits import Edits, text_with_statements_on_own_lines
 from ampcompare.source.index import Index
 from ampcompare.source.migrate.core.casts import keep_cpu_outputs_fp32, note_casts
@@ -187,11 +187,17 @@ def _text_with_apex_on_own_lines(text: str, module: Module, names: ModuleImports
     return text_with_statements_on_own_lines(module, crowded) if crowded else text
 
 
+def _names_adapter_in_text(module: Module) -> bool:
+    """Return whether a module has the adapter's name as a text, as for `importlib.import_module`."""
+    texts = (each.value for each in module.nodes if isinstance(each, ast.Constant))
+    return any(isinstance(each, str) and is_of_adapter(each) for each in texts)
+
+
 def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: bool) -> Migration:
     """Return the migration of a module that names Apex nowhere, but may use its objects or ask whether it is there."""
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
-    if around.runs_with_adapter(module):
+    if around.runs_with_adapter(module) or _names_adapter_in_text(module):
         return Migration(text, [])  # whose functions and state these are
     edits = Edits(module)
     findings = _private_state_findings(module, around)

@@ -112,6 +112,8 @@ def rewrite_core(
     asked = next((node for node, meaning in names.uses if meaning.startswith(AMP_STATE)), None)
     _refuse_apex_passed_on(module, names)
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads or asked):
+        if names.imports:
+            _refuse_calls_of_unseen_apex(module, names)
         return None
     _refuse_unsure_training(module, names, sites)
     _refuse_torch_amp(module, names, sites)
@@ -150,6 +152,11 @@ def rewrite_core(
 def _refuse_unsure_training(module: Module, names: ModuleImports, sites: Sites) -> None:
     for initialize in sites.initializes if not sites.backwards else []:
         _refuse_scaling_by_library(module, initialize)
+    _refuse_calls_of_unseen_apex(module, names)
+
+
+def _refuse_calls_of_unseen_apex(module: Module, names: ModuleImports) -> None:
+    """Refuse calls by names that Apex alone has, of what is not seen to be Apex."""
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             is_known = names.full_name_of(node) is not None or is_of_adapter(module.resolve(node) or "")
@@ -202,6 +209,9 @@ def _refuse_apex_passed_on(module: Module, names: ModuleImports) -> None:
     for use, name in names.uses:
         if name in ("apex", "apex.amp") and _is_name_passed_on(module, use):
             raise UnsureRewrite(use, PASSED_ON.format(name))
+    for statement, _ in names.imports:
+        if isinstance(module.parent(statement), ast.ClassDef):
+            raise UnsureRewrite(statement, PASSED_ON.format("apex"))
     for name, node in names_switched_by_script(module, names).items():
         if names.full_name_of(node) in ("apex", "apex.amp"):
             raise UnsureRewrite(node, SWITCHED.format(name))

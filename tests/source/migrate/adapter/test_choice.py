@@ -86,6 +86,26 @@ def test_a_training_over_several_files_takes_the_adapter_in_all(tmp_path: Path) 
     )
 
 
+@pytest.mark.parametrize(
+    ("head", "amp"),
+    [
+        ("import apex.amp\nimport sys\namp = sys.modules['apex.amp']\n", "amp"),
+        ("class Tools:\n    from apex import amp\n", "Tools.amp"),
+    ],
+    ids=["by sys.modules", "in a class"],
+)
+def test_an_import_that_is_used_unseen_is_not_dropped(tmp_path: Path, head: str, amp: str) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        f"{head}model, optimizer = {amp}.initialize(model, optimizer)\n"
+        f"with {amp}.scale_loss(loss, optimizer) as scaled:\n    scaled.backward()\noptimizer.step()\n",
+        encoding="utf-8",
+    )
+    (result,) = choose_rewrite_or_adapter([file]).files
+    assert result.migration is not None
+    assert "torch_amp_adapter" in result.migration.text
+
+
 def test_what_the_adapter_lacks_has_no_reason_to_take_it(tmp_path: Path) -> None:
     """It is left by hand as it is."""
     (path,) = put(
