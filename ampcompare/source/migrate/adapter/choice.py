@@ -31,7 +31,7 @@ FOLLOWS = "it runs with {0}, which is not rewritten"
 LEFT_BY_HAND = "a rewrite would leave this by hand"
 STAYS_WITH = "{0} stays on Apex, whose casts both run with, so this file stays too"
 STAYS_BESIDE = "{0} stays on Apex, and whether this runs with its casts is not seen, so this file stays too"
-FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
+FOLLOWS_UNSEEN = "{0} next to it {1}, and whether they run together is not seen"
 HAS_ADAPTER = "it runs with {0}, which has the adapter"
 
 
@@ -61,8 +61,9 @@ class MigrationChoice:
 
     @property
     def imports_apex(self) -> bool:
-        """Whether a file still imports something of Apex, or may."""
-        return any(each.imports_apex for each in self.files)
+        """Whether a file still imports something of Apex by its name."""
+        texts = [each.migration.text for each in self.files if each.migration is not None]
+        return any(ModuleImports(Module(each)).imports for each in texts)
 
     def paths_staying_on_apex(self) -> list[Path]:
         """Return the files that wait for a hand and import Apex, without those that run with the adapter."""
@@ -142,12 +143,10 @@ def _choice_with_neighbors_on_adapter(
         if plan.adapter.present is not None or any(each.path in reasons for each in plan.files)
     ]
     for plan in plans:
-        first = next(
-            (each.path for each in plan.files if each.path in reasons and each.takes_adapter),
-            plan.adapter.path,
-        )
+        first, words = _training_and_what_it_does(plan, reasons)
         for each in plan.files:
-            reasons.setdefault(each.path, FOLLOWS_UNSEEN.format(os.path.relpath(first, each.path.parent)))
+            beside = os.path.relpath(first, each.path.parent)
+            reasons.setdefault(each.path, FOLLOWS_UNSEEN.format(beside, words))
     files = [each for plan in plans for each in plan.files]
     rest = [each for each in results if each.path not in {file.path for file in files}]
     # a file that has Apex's functions through another one has them from the adapter then
@@ -158,6 +157,14 @@ def _choice_with_neighbors_on_adapter(
     return MigrationChoice(
         [*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed}
     )
+
+
+def _training_and_what_it_does(plan: AdapterPlan, reasons: Container[Path]) -> tuple[Path, str]:
+    """Return the file of a plan that the others follow, which has a reason of its own, and what it does."""
+    of_training = [each for each in plan.files if each.path in reasons]
+    moving = [each.path for each in of_training if each.takes_adapter]
+    words = "does" if moving else "is not rewritten" if of_training else "is there"
+    return [*moving, *(each.path for each in of_training), plan.adapter.path][0], words
 
 
 def _paths_apart_from_trainings(

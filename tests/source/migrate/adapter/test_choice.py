@@ -210,3 +210,12 @@ def test_a_question_for_apex_to_another_package_is_left_by_hand(tmp_path: Path, 
     (result,) = choose_rewrite_or_adapter(paths, only_ordinary=only_ordinary).files
     messages = [each.message for each in result.migration.left_by_hand]  # type: ignore[union-attr]
     assert not [each for each in messages if "is_apex_available" in each]
+
+
+def test_what_lies_next_to_a_training_that_stays_is_said_to(tmp_path: Path) -> None:
+    """No file is said to take the adapter that stays on Apex."""
+    train = f"from apex.contrib.optimizers import FP16_Optimizer\n{OWN}FP16_Optimizer(optimizer)\n"
+    layer = "from apex.normalization import FusedLayerNorm\nnorm = FusedLayerNorm(4)\n"
+    choice = choose_rewrite_or_adapter(put(tmp_path, train=train, layers=layer))
+    (reason,) = choice.reasons.values()
+    assert reason == "train.py next to it is not rewritten, and whether they run together is not seen"
