@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.diagnosis.options import DiagnoseOptions, Reference
+from ampcompare.diagnosis.options import AheadOptions, DiagnoseOptions, Reference
 from ampcompare.diagnosis.profiling.options import ProfileOptions
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.results.records.diagnosis import Diagnosis
@@ -141,9 +141,9 @@ def profile(
 def look_ahead(
     arms: Sequence[Arm | str] | str = ("apex:O2",),
     *,
-    prefix: int = 100,
-    steps: int | None = None,
-    twin: bool = True,
+    prefix: int = AheadOptions.prefix,
+    steps: int | None = AheadOptions.steps,
+    twin: bool = AheadOptions.twin,
     script: Sequence[str] | None = None,
     recipe: Recipe | str | None = None,
     size: str | None = None,
@@ -168,7 +168,6 @@ def look_ahead(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: the training failed, or made no step.
     """
-    from ampcompare.experiment.look_ahead import AheadOptions
     from ampcompare.experiment.look_ahead import look_ahead as _look_ahead
     from ampcompare.experiment.run_options import settings_request, settings_with_script
 

@@ -11,7 +11,7 @@ from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, option_factory
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, option, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr, print_document, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, watched_config
@@ -19,7 +19,7 @@ from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_o
 from ampcompare.cli.values import FOLDER
 from ampcompare.settings.reads import AHEAD, DIAGNOSE
 
-DEFAULT_ARM = "apex:O2"
+DEFAULT_ARM = default_of_parameter(api_diagnose, "arm")
 
 # What both forms read, next to the settings in `settings/reads.py`.
 IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
@@ -133,7 +133,8 @@ def command(asked: Form, **parameters: Any) -> int:
 
 def _print_outlook(parameters: dict[str, Any]) -> int:
     """Print what the first steps tell of the rest."""
-    from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
+    from ampcompare.diagnosis.options import AheadOptions
+    from ampcompare.experiment.look_ahead import look_ahead
     from ampcompare.results.report.base import write_result_in_formats
     from ampcompare.results.report.documents.outlook import outlook_document
 

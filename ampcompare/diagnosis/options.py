@@ -1,10 +1,11 @@
 """What to diagnose, checked before torch is imported, and asking a process to do it. Needs no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, require_one_of
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.settings.config import RunConfig
@@ -16,6 +17,7 @@ from ampcompare.settings.examination import (
 
 PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
 Reference = Literal["float32", "float64", "none"]
+MIN_PREFIX = 10  # steps: the law of lost updates needs no more
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,40 @@ class DiagnoseOptions:
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
         require_one_of(get_args(Reference), "reference", self.reference)
+
+
+@dataclass(frozen=True)
+class AheadOptions:
+    """Which training to look at, and for which arms.
+
+    Attributes:
+        config: of the training; its arm is not used.
+        prefix: steps that are run.
+        steps: optimizer steps of the whole training; None: its scheduler or recipe says, or the rate stays.
+        twin: run the prefix again from weights changed by one part in 512.
+    """
+
+    config: RunConfig
+    arms: Sequence[Arm]
+    prefix: int = 100
+    steps: int | None = None
+    twin: bool = True
+
+    def check(self) -> None:
+        """Refuse what cannot be looked at.
+
+        Raises:
+            ConfigError: there is no arm, a prefix is too short, or the whole training is not longer than it.
+        """
+        if not self.arms:
+            raise ConfigError("there is no arm to look at; give some, as in --arm half:bf16,O2")
+        if self.prefix < MIN_PREFIX:
+            raise ConfigError(f"a prefix of {self.prefix} steps is too short; give at least {MIN_PREFIX}")
+        if self.steps is not None and self.steps <= self.prefix:
+            raise ConfigError(
+                f"--steps {self.steps} is the length of the whole training, but the prefix alone has {self.prefix} "
+                "steps; give a larger number, or a shorter --prefix"
+            )
 
 
 @dataclass(frozen=True)

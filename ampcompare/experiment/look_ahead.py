@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import expected_outlook_of, loss_distance
-from ampcompare.diagnosis.options import PrefixWatchRequest
+from ampcompare.diagnosis.options import MIN_PREFIX, AheadOptions, PrefixWatchRequest
 from ampcompare.experiment.diagnose import (
     ENDED,
     exec_settings_for_watching,
@@ -21,45 +20,9 @@ from ampcompare.experiment.diagnose import (
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.results.records.outlook import Outlook, Prefix
-from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import examine_in_child
 
 PROGRAM = recipes.PROGRAM.with_name("prefix_recipe.py")
-MIN_STEPS = 10  # the law of lost updates needs no more
-
-
-@dataclass(frozen=True)
-class AheadOptions:
-    """Which training to look at, and for which arms.
-
-    Attributes:
-        config: of the training; its arm is not used.
-        prefix: steps that are run.
-        steps: optimizer steps of the whole training; None: its scheduler or recipe says, or the rate stays.
-        twin: run the prefix again from weights changed by one part in 512.
-    """
-
-    config: RunConfig
-    arms: Sequence[Arm]
-    prefix: int = 100
-    steps: int | None = None
-    twin: bool = True
-
-    def check(self) -> None:
-        """Refuse what cannot be looked at.
-
-        Raises:
-            ConfigError: there is no arm, a prefix is too short, or the whole training is not longer than it.
-        """
-        if not self.arms:
-            raise ConfigError("there is no arm to look at; give some, as in --arm half:bf16,O2")
-        if self.prefix < MIN_STEPS:
-            raise ConfigError(f"a prefix of {self.prefix} steps is too short; give at least {MIN_STEPS}")
-        if self.steps is not None and self.steps <= self.prefix:
-            raise ConfigError(
-                f"--steps {self.steps} is the length of the whole training, but the prefix alone has {self.prefix} "
-                "steps; give a larger number, or a shorter --prefix"
-            )
 
 
 def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: None) -> Outlook:
@@ -82,7 +45,7 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     say(f"running the first {options.prefix} steps in fp32")
     prefix = _prefix_of_training(options, environment, is_twin=False)
     # its updates are rounded in the second half of what there is
-    if MIN_STEPS <= prefix.steps < options.prefix:
+    if MIN_PREFIX <= prefix.steps < options.prefix:
         say(f"it has ended after {prefix.steps} steps: running these again")
         options = replace(options, prefix=prefix.steps, steps=prefix.steps)
         prefix = _prefix_of_training(options, environment, is_twin=False)
