@@ -15,9 +15,9 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
+from ampcompare.training.precision.linear_products import MULTIPLYING
 
 CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}  # of the kernels of `torch._scaled_mm`
-MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
 MAX_NAMED = 8
 
 

@@ -23,6 +23,7 @@ from ampcompare.training.precision.device_generators import DeviceGenerators
 from ampcompare.training.precision.keep_fp32 import ids_of_kept_modules
 from ampcompare.training.precision.linear_products import (
     BF16,
+    MULTIPLYING,
     LayerFormats,
     LinearProductsFunction,
     ProductRounding,
@@ -31,7 +32,6 @@ from ampcompare.training.precision.replaced_forward import ReplacedForward
 from ampcompare.training.precision.stochastic_rounding import seed_of_step
 from ampcompare.training.precision.torchao_products import TorchaoProducts, has_mxfp8_kernel
 
-MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 MAX_NAMED = 8
 

@@ -39,6 +39,7 @@ ELEMENTS = {form.element.name: form.element for form in FORMATS.values()} | {
     form.gradients.name: form.gradients for form in FORMATS.values()
 }
 ROLES = ("fprop", "dgrad", "wgrad")
+MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
 Generator = Callable[[torch.device], torch.Generator]
 
 
