@@ -22,12 +22,11 @@ from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
-from ampcompare.training.ledger import StepLook
+from ampcompare.training.ledger import MAX_SHARE, StepLook
 
 DETAILED = 2  # steps that were applied, of each optimizer
 MAX_DETAILED = 12  # rows of steps, skipped ones too
 EVERY = 20  # later rows
-MAX_SHARE = 0.01  # of the time, for all later looks
 MAX_SETTERS = 3  # that are named of one part
 CASTS = ("to", "half", "bfloat16", "type")  # methods of a module that models of libraries override
 
