@@ -63,6 +63,11 @@ REASONS = {
     "amp._amp_state.opt_properties is internal to Apex, and torch.amp has nothing": TRAINING
     + "print(amp._amp_state.opt_properties)  #!",
     "amp._amp_state is internal to Apex, and torch.amp has nothing": TRAINING + "state = amp._amp_state  #!",
+    "torch's DistributedDataParallel has no disable_allreduce": "from apex.parallel import DistributedDataParallel\n"
+    + INITIALIZE
+    + "net = DistributedDataParallel(model)\nnet.disable_allreduce()  #!\n"
+    + LOOP
+    + STEP,
     "amp.scale_loss is used without a with statement of its own": INITIALIZE
     + "for x in data:\n    loss = model(x)\n    amp.scale_loss(loss, optimizer).backward()  #!\n"
     + STEP,
