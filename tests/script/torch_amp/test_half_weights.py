@@ -1,6 +1,7 @@
 """A script for `torch.amp` under arms with 16-bit weights trains as ampcompare's own loop does, bit for bit."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from operator import methodcaller
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError, ScalingError
+from ampcompare.script.torch_amp.half_weights import _pairs_of_other_values
 from ampcompare.training.precision.base import owned_params
 from tests.script.small_script import batch, network
 from tests.script.trainings import Gan, OurLoop, Plain, Program, TorchAmp, assert_equal, train, train_gan
@@ -303,3 +305,12 @@ def test_a_model_without_the_optimizers_weights_stays(behind: Any) -> None:
     step_of(model, optimizer, scaler)
     assert next(teacher.parameters()).dtype is torch.float32
     assert next(model.parameters()).dtype is torch.float16
+
+
+def test_only_weights_of_other_values_take_those_of_masters() -> None:
+    """A copy of the same value would end each graph that the script has kept, as its weights count as written."""
+    weights = [torch.tensor([1.0, math.nan]).half(), torch.tensor([1.0, 2.0]).half(), torch.zeros(2).half()]
+    masters = [torch.tensor([1.0 + 2.0**-20, math.nan]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, -0.0])]
+    found = _pairs_of_other_values(list(zip(weights, masters, strict=True)))
+    assert [one is weight for (one, _), weight in zip(found, weights[1:], strict=True)] == [True, True]
+    assert _pairs_of_other_values([]) == []
