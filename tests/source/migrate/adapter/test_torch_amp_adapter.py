@@ -151,6 +151,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.inner, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.first.weight.register_hook(lambda grad: print("early hook", grad.mm(self.inner.weight).dtype))
 
     def block(self, x):
         return F.relu(self.inner(x))
