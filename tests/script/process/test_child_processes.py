@@ -84,3 +84,13 @@ def test_ranks_of_a_legacy_script_have_its_options(started: list[list[str]]) -> 
     assert started == [
         [PYTHON, *EXEC, "--opt-level", "O2", "--twin", "--compat-torch", "--strict-guards", "train.py"]
     ]
+
+
+def test_ranks_begin_and_cast_as_the_script_does(started: list[list[str]]) -> None:
+    """They have its stored first weights and its lists of autocast; the ledger is shown by one process."""
+    child_processes.run_ranks_under_settings(
+        ExecSettings(arm="fp32", first_weights="/cell/w.pt", autocast_lists="cpu", ledger=True)
+    )
+    subprocess.Popen([PYTHON, "train.py"], env={"LOCAL_RANK": "0"})
+    words = ["--arm", "fp32", "--first-weights", "/cell/w.pt", "--autocast-lists", "cpu"]
+    assert started == [[PYTHON, *EXEC, *words, "train.py"]]
