@@ -14,6 +14,7 @@ from ampcompare.results.analysis.inference.effect import (
     paired_effect,
     two_stage_effect,
     unpaired_effect,
+    values_of_pilot,
 )
 from ampcompare.results.analysis.inference.terms import (
     QualityMargin,
@@ -123,9 +124,7 @@ def quality_effect(
     effect = two_stage_effect(arm, reference, early, floor, rounded=True)
     if not metric.is_count:
         return effect_in_spacings(effect, step)
-    ours, theirs = (
-        [value for value, first in zip(side, early, strict=True) if first] for side in (arm, reference)
-    )
+    ours, theirs = values_of_pilot(arm, early), values_of_pilot(reference, early)
     moved = standard_error_to_margin(ours, theirs, error_share) * sqrt(sum(early) / len(early))
     return replace(effect, margin_error=moved, step=step)
 

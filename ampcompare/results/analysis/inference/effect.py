@@ -109,11 +109,19 @@ def two_stage_effect(
     whole = paired_effect(arm, reference, floor, rounded=rounded)
     if all(pilot):
         return whole
-    ours, theirs = (
-        [value for value, early in zip(side, pilot, strict=True) if early] for side in (arm, reference)
-    )
+    ours, theirs = values_of_pilot(arm, pilot), values_of_pilot(reference, pilot)
     first = paired_effect(ours, theirs, floor, rounded=rounded)
     return Effect(whole.mean, first.spread, first.spread / math.sqrt(whole.pairs), first.freedom, whole.pairs)
+
+
+def values_of_pilot(values: Sequence[float], pilot: Sequence[bool]) -> list[float]:
+    """Return the values of the pairs of a pilot.
+
+    Args:
+        values: of all pairs, in their order.
+        pilot: of each pair, whether it is one of the pilot.
+    """
+    return [value for value, is_early in zip(values, pilot, strict=True) if is_early]
 
 
 def unpaired_effect(
