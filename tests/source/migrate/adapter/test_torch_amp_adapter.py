@@ -549,6 +549,32 @@ def test_inputs_with_gradients_are_read_as_they_are(forked_python: Any, tmp_path
 
 
 @pytest.mark.integration
+def test_a_derivative_that_is_called_by_a_name_of_its_own_runs_without_casts(
+    forked_python: Any, tmp_path: Path
+) -> None:
+    """As in penalties, of which a product in fp32 is a part that no pass casts."""
+    text = (
+        "from torch.autograd import grad as derivative\n"
+        + HEAD
+        + (
+            "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+            "wide = torch.rand(8, 8, device='cuda')\n"
+            "for _ in range(3):\n"
+            "    point = x.clone().requires_grad_()\n"
+            "    out = torch.einsum('bi,ij->bj', point, wide) * net(point).float().sum()\n"
+            "    (slope,) = derivative(out.sum(), point, create_graph=True)\n"
+            "    penalty = slope.square().mean()\n"
+            "    optimizer.zero_grad()\n"
+            "    with amp.scale_loss(penalty, optimizer) as scaled_loss:\n"
+            "        scaled_loss.backward()\n"
+            "    optimizer.step()\n"
+            "    print(slope.dtype, slope.norm().item(), penalty.item())\n"
+        )
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
 def test_what_a_backward_pass_calls_in_python_is_cast_as_the_forward_pass(
     forked_python: Any, tmp_path: Path
 ) -> None:
