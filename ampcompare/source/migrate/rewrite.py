@@ -66,6 +66,7 @@ BANNED = (
     "whole statement can leave autocast; give the loss a line of its own, or use binary_cross_entropy_with_logits, "
     "and migrate again"
 )
+REBOUND = "{0} is {1} here, by a later `import *` of this project; leave out the import of Apex"
 PROBE_KEPT = "{0} is left by hand and imports Apex, so this still asks whether Apex is there"
 MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
@@ -295,9 +296,11 @@ class _ModuleRewrite:
         fused_for = None if self.core is None and self._has_own_scaler() else self._versions.torch
         replacements = UseRewriter(self.module, self.names, self.edits, self.torch, asked, fused_for)
         self._twins = replacements.imports
+        index = self._around.index_of(self.module)
         for node, meaning in self.names.uses:
             if not _is_name_of_core(meaning):
                 try:
+                    _refuse_rebound_name(index, node)
                     if not replacements.rewrite_use(node, meaning):
                         self.kept.append(node)
                 except UnsureRewrite as error:
@@ -512,6 +515,14 @@ def _names_scaler(module: Module) -> bool:
 def _is_core_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
     """Return whether the core of another file of a project is rewritten, or is so already."""
     return migrate_text(module.text, Neighbors(path, around.imports), alone=True).whole
+
+
+def _refuse_rebound_name(index: Index, node: ast.Name | ast.Attribute) -> None:
+    """Refuse a use of a name that another file of the project binds as well, by an `import *` below that of Apex."""
+    names = index.outside_names_of(node, index.module.scope_of[node]) if isinstance(node, ast.Name) else set()
+    others = sorted(each for each in names if each and each.split(".")[0] not in APEX)
+    if others and len(others) == len(names):
+        raise UnsureRewrite(node, REBOUND.format(ast.unparse(node), others[0]))
 
 
 def _is_name_of_core(meaning: str) -> bool:

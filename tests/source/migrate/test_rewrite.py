@@ -11,6 +11,7 @@ import torch
 
 from ampcompare import convert_checkpoint
 from ampcompare.source.find import find_sources
+from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.read.apex_guards import NO, YES, simplify_constant_conditions
 from ampcompare.source.migrate.read.finding import BY_HAND, MARK
 from ampcompare.source.migrate.rewrite import migrate_text
@@ -264,3 +265,22 @@ def test_a_name_that_a_later_star_import_may_bind_is_left(imports: str, is_left:
         any(" is of `import *` of Apex, and a later `import *`" in each.message for each in result.findings)
         is is_left
     )
+
+
+def test_a_name_that_a_star_import_of_the_project_binds_below_is_that_of_the_project(tmp_path: Path) -> None:
+    text = (
+        "from apex.optimizers import FusedAdam\nfrom helpers import *\n\n\n"
+        "def optimizer(net):\n    return FusedAdam(net.parameters())\n"
+    )
+    path, helper = tmp_path / "train.py", tmp_path / "helpers.py"
+    path.write_text(text)
+    helper.write_text("from torch.optim import Adam as FusedAdam\n")
+    migration = migrate_file(path).migration
+    assert migration is not None
+    assert "return FusedAdam(net.parameters())" in migration.text
+    reason = "FusedAdam is torch.optim.Adam here, by a later `import *` of this project"
+    assert [each.line for each in migration.findings if reason in each.message] == [6]
+    helper.write_text("from torch.optim import Adam\n")
+    migration = migrate_file(path).migration
+    assert migration is not None
+    assert "AdamW" in migration.text
