@@ -15,6 +15,14 @@ from ampcompare.source.module import Module
 
 BOUND_EARLY = "{}: bound before amp.initialize, so O1 does not cast under this name; autocast casts under any"
 PLACES = ("torch.nn.functional.", "torch.")
+# Of other modules of torch, by what they call.
+OF_OTHER_MODULES = frozenset({
+    "torch.linalg.cond", "torch.linalg.matmul", "torch.linalg.matrix_norm", "torch.linalg.matrix_power",
+    "torch.linalg.multi_dot", "torch.linalg.norm", "torch.linalg.pinv", "torch.linalg.vector_norm",
+    "torch.special.expm1", "torch.special.log1p", "torch.special.log_softmax", "torch.special.logsumexp",
+    "torch.special.softmax",
+})  # fmt: skip
+NAMES = CAST_BY_AUTOCAST | {each.rpartition(".")[2] for each in OF_OTHER_MODULES}
 
 
 def find_early_names(module: Module) -> dict[ast.AST, str]:
@@ -38,7 +46,7 @@ def _early_bindings(module: Module) -> Iterator[tuple[ast.AST, str]]:
             continue
         outer = module.parent(node)
         is_called = isinstance(outer, ast.Call) and outer.func is node
-        name = "" if is_called or node.attr not in CAST_BY_AUTOCAST else module.resolve(node, follow=False)
+        name = "" if is_called or node.attr not in NAMES else module.resolve(node, follow=False)
         if name and _name_cast_by_autocast(name) and _is_evaluated_early(module, node):
             yield node, node.attr
 
@@ -62,4 +70,4 @@ def has_early_names(module: Module) -> bool:
 
 def _name_cast_by_autocast(full: str) -> bool:
     head, _, name = full.rpartition(".")
-    return f"{head}." in PLACES and name in CAST_BY_AUTOCAST
+    return full in OF_OTHER_MODULES or (f"{head}." in PLACES and name in CAST_BY_AUTOCAST)

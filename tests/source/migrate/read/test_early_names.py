@@ -17,6 +17,7 @@ HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
         ("from torch.nn.functional import mse_loss, relu\n", ["mse_loss"]),
         ("from torch.nn.functional import mse_loss as loss, linear\n", ["mse_loss, linear"]),
         ("from torch import matmul\n", ["matmul"]),
+        ("from torch.linalg import multi_dot, eigh\n", ["multi_dot"]),
         (
             "class Net(nn.Module):\n    def __init__(self):\n        self.loss = F.cross_entropy\n",
             ["cross_entropy"],
