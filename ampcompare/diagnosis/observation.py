@@ -60,9 +60,8 @@ class Observation:
         self.failures: set[str] = set()  # operations that have no wide run
         self.functions: set[str] = set()  # that ran in fp32 because of their line
         self.device_type = "cpu"
-        self.reads: dict[
-            tuple[str, str], str
-        ] = {}  # numbers that rounding changed, by place and line of the read
+        # numbers that rounding changed, by place and line of the read
+        self.reads: dict[tuple[str, str], str] = {}
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep
         self._broken_losses = 0

@@ -69,7 +69,10 @@ MAX_READ = 2**20  # numbers of a tensor that are looked at
 LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer of many that are alike
 OUT_OF_BOUNDS = re.compile(r"out of (?:bounds|range)")
 ANOMALY = re.compile(r"^Function '\w+' returned nan values")
-NO_GRAPH = re.compile(r"does not require grad and does not have a grad_fn|to `grad\(\)` cannot be empty")
+NO_GRAPH = re.compile(
+    r"does not require grad and does not have a grad_fn|appears to not have been used in the graph"
+    r"|to `grad\(\)` cannot be empty"
+)
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 

@@ -297,7 +297,7 @@ class Half(Precision):
 
     def _forget_flags_of_stepped(self, optimizers: Sequence[Optimizer]) -> None:
         for optimizer in optimizers:
-            del self._flags[id(optimizer)]
+            self._flags.pop(id(optimizer), None)  # none where a step has failed before its first pass
 
     def _update_scale(self, *, overflow: bool) -> None:
         """Move the dynamic scale."""

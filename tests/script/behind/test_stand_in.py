@@ -672,7 +672,8 @@ class Curved(torch.optim.Optimizer):
 
 @pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize(
-    ("arm", "trains"), [("native:fp16", False), ("apex:O2", False), ("native:bf16", True)]
+    ("arm", "trains"),
+    [("native:fp16", False), ("apex:O2", False), ("half:bf16,masters=fp32", False), ("native:bf16", True)],
 )
 def test_an_optimizer_that_differentiates_gradients_has_a_reason(behind: Any, arm: str, trains: bool) -> None:
     """Unscaled gradients, and those of masters, have no graph."""
