@@ -262,6 +262,8 @@ def _state_findings(names: ModuleImports) -> list[Finding]:
         # the object has the name of its module
         path = full.partition("._amp_state")[2].removeprefix("._amp_state").removeprefix(".")
         name = path.partition(".")[0]
+        if isinstance(node, ast.Name) and name_in_adapter_of(full) == name:
+            continue  # a function of the module, by its own name
         if name not in STATE and isinstance(node.ctx, ast.Load):
             found.append(Finding.of_node(node, BY_HAND, NO_STATE.format(name)))
     return found

@@ -26,6 +26,10 @@ from ampcompare.source.migrate.rewrite import migrate_text
         ("from apex.amp._amp_state import _amp_state\n", "from torch_amp_adapter import _amp_state\n"),
         ("from apex.amp.frontend import initialize\n", "from torch_amp_adapter import initialize\n"),
         (
+            "from apex.amp._amp_state import master_params\nclip(master_params(optimizer))\n",
+            "from torch_amp_adapter import master_params\nclip(master_params(optimizer))\n",
+        ),
+        (
             "from apex.parallel import DistributedDataParallel as DDP, convert_syncbn_model\n",
             "from torch_amp_adapter import DistributedDataParallel as DDP\n"
             "from torch_amp_adapter import convert_syncbn_model\n",
