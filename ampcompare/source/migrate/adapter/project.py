@@ -3,7 +3,7 @@
 import ast
 import os
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from functools import partial
@@ -56,6 +56,10 @@ CALLED_ELSEWHERE = (
 OWN_AUTOCAST = (
     "{} switches torch.autocast on; where that runs under Apex's O1, both cast; with the adapter, what autocast alone "
     "casts (such as softmax of a tensor, log1p, einsum) has no casts there"
+)
+EARLY_HOOKS = (
+    "{} registers hooks of tensors: products in those that are registered before this import have no casts with the "
+    "adapter; import it at the top of the file that starts"
 )
 BOUND_EARLY_IN = "in {}, " + BOUND_EARLY.format("functions of torch")
 RECEIVED = (
@@ -287,37 +291,61 @@ def _notes_on_program(
     names = ModuleImports(module)
     uses = [node for node, full in names.uses if public_full_name(full) == "apex.amp.initialize"]
     initialize = next((each for each in map(module.parent, uses) if isinstance(each, ast.Call)), uses[0])
-    others = [each for each in imports.files_of_program(own) if each not in planned]
-    for path in others:
-        other = (
-            imports.module_of_file(path)
-            if imports.does_module_answer(path, may_call_apex_of_package)
-            else None
-        )
+    program = [(path, os.path.relpath(path, own.parent)) for path in imports.files_of_program(own)]
+    for path, shown in program:
+        if path in planned or not imports.does_module_answer(path, may_call_apex_of_package):
+            continue
+        other = imports.module_of_file(path)
         if other is not None and find_apex_callers_of_file(path, other, imports):
-            yield Finding.of_node(
-                initialize, NOTE, CALLED_ELSEWHERE.format(os.path.relpath(path, own.parent))
-            )
+            yield Finding.of_node(initialize, NOTE, CALLED_ELSEWHERE.format(shown))
     level = argument(initialize, "opt_level", 3) if isinstance(initialize, ast.Call) else None
     if not isinstance(level, ast.Constant) or level.value == "O1":
-        block = find_own_autocast(module)
-        place = None if block is None else f"line {getattr(block, 'lineno', 1)}"
-        for path in imports.files_of_program(own) if place is None else ():
-            if imports.does_module_answer(path, opens_own_autocast):
-                place = os.path.relpath(path, own.parent)
-                break
-        if place is not None:
-            yield Finding.of_node(initialize, NOTE, OWN_AUTOCAST.format(place))
-        for node, name in find_early_names(module).items():
-            yield Finding.of_node(node, NOTE, BOUND_EARLY.format(name))
-        for path in imports.files_of_program(own):
-            if imports.does_module_answer(path, has_early_names):
-                yield Finding.of_node(
-                    initialize, NOTE, BOUND_EARLY_IN.format(os.path.relpath(path, own.parent))
-                )
+        yield from _notes_on_casts(names, initialize, program, imports)
     for call, full in calls_with_model_and_optimizer(names):
         if imports.find_file_and_name_of_definition(own, full) is None:
             yield Finding.of_node(call, NOTE, RECEIVED.format(last_part(full), full.partition(".")[0]))
+
+
+def _notes_on_casts(
+    names: ModuleImports, initialize: ast.AST, program: Sequence[tuple[Path, str]], imports: ImportIndex
+) -> Iterator[Finding]:
+    """Yield notes on what O1 casts otherwise than the adapter, in a file or the others that run with it.
+
+    Args:
+        names: of the file.
+        initialize: its use of `amp.initialize`.
+        program: the other files, as they are and as they are shown.
+    """
+
+    def others_that(holds: Callable[[Module], bool]) -> list[str]:
+        return [shown for path, shown in program if imports.does_module_answer(path, holds)]
+
+    module = names.module
+    block = find_own_autocast(module)
+    places = others_that(opens_own_autocast) if block is None else [f"line {getattr(block, 'lineno', 1)}"]
+    for place in places[:1]:
+        yield Finding.of_node(initialize, NOTE, OWN_AUTOCAST.format(place))
+    for node, name in find_early_names(module).items():
+        yield Finding.of_node(node, NOTE, BOUND_EARLY.format(name))
+    for shown in others_that(has_early_names):
+        yield Finding.of_node(initialize, NOTE, BOUND_EARLY_IN.format(shown))
+    statements = [each for each, _ in names.imports]
+    if statements and all(_may_run_behind_models(module, each) for each in statements):
+        for place in [*["this file"] * _registers_hooks(module), *others_that(_registers_hooks)][:1]:
+            yield Finding.of_node(statements[0], NOTE, EARLY_HOOKS.format(place))
+
+
+def _may_run_behind_models(module: Module, statement: ast.stmt) -> bool:
+    """Return whether models may be there when a statement runs: in a function, or below a call that is assigned."""
+    if module.function_around(statement) is not None:
+        return True
+    above = (each for each in module.tree.body if (each.end_lineno or 0) < statement.lineno)
+    return any(isinstance(each, ast.Assign) and isinstance(each.value, ast.Call) for each in above)
+
+
+def _registers_hooks(module: Module) -> bool:
+    """Return whether a module registers hooks of tensors."""
+    return any(True for _ in module.method_calls("register_hook"))
 
 
 def _migration_still_asking_for_apex(file: FileMigration, left: str) -> FileMigration:

@@ -113,3 +113,23 @@ def test_what_the_project_itself_has_is_no_other_package(tmp_path: Path) -> None
     task = "from classy_vision.tasks import ClassificationTask\nclass Task(ClassificationTask): pass\n"
     assert _notes(tmp_path, train=TRAIN.format(task, "", "")) == []
     assert _notes(tmp_path, train=TRAIN.format("import task", "", ""), task=task) == []
+
+
+INITIALIZE = "amp.initialize(model, optimizer)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (f"from apex import amp\nmodel = make()\n{INITIALIZE}", 0),
+        (f"model = make()\nfrom apex import amp\n{INITIALIZE}", 1),
+        (f"def start(model, optimizer):\n    from apex import amp\n    return {INITIALIZE}", 1),
+    ],
+)
+def test_hooks_that_may_be_there_before_the_adapter_is_imported_are_named(
+    tmp_path: Path, text: str, count: int
+) -> None:
+    """The adapter casts in hooks that are registered behind its import."""
+    net = "def mask(weight):\n    weight.register_hook(lambda grad: grad @ grad)\n"
+    found = _notes(tmp_path, train=f"import net\n{text}", net=net)
+    assert len([each for each in found if "net.py registers hooks of tensors" in each]) == count
