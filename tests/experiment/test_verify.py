@@ -396,16 +396,13 @@ from apex import amp
 model = torch.nn.Linear(4, 4).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
-for step in range(2 * values.VALUE):
+for step in range(2 * values.VALUE + 1):
     loss = model(torch.randn(8, 4).cuda()).float().square().mean()
     with amp.scale_loss(loss, optimizer) as scaled_loss:
         scaled_loss.backward()
     if step % 2:
         optimizer.step()
         optimizer.zero_grad()
-loss = model(torch.randn(8, 4).cuda()).float().square().mean()
-with amp.scale_loss(loss, optimizer) as scaled_loss:
-    scaled_loss.backward()
 """
 
 

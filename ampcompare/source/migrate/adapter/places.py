@@ -74,6 +74,17 @@ class ImportRoots:
         exact, near = self._roots_of_file_and_of_neighbors(path)
         return absolute_path(root) in {*exact, *near}
 
+    def roots_without_module(self, path: Path, name: str, place: Path) -> list[Path]:
+        """Return the folders from which other files import a file, and from which the name of a module leads elsewhere.
+
+        Args:
+            name: of the module, with dots.
+            place: its file, which may not be there yet.
+        """
+        exact, _ = self._roots_of_file_and_of_neighbors(path)
+        file = absolute_path(place)
+        return sorted(each for each in exact if each.joinpath(*name.split(".")).with_suffix(".py") != file)
+
     def has_importer_in(self, root: Path, path: Path) -> bool:
         """Return whether a file in a folder itself, none below it, imports a file from there."""
         own, folder = absolute_path(path), absolute_path(root)

@@ -50,6 +50,10 @@ TWO_WAYS = (
     "this file imports {0} as a script does and as a module of its package, and the adapter as {1} alone; import that "
     "in both ways too"
 )
+OTHER_ROOT = (
+    "another file imports this one from the folder {0}, where {1} is not found; import the adapter in both ways, or "
+    "let that file import as the others do"
+)
 CALLED_ELSEWHERE = (
     "{} calls a package that scales losses, or steps, by the installed Apex, which the adapter is not"
 )
@@ -148,7 +152,7 @@ def adapter_plans_and_unread_files(
     _give_early_scripts_own_adapter(groups, early)
     _share_adapter_of_folder_around(groups, places)
     plans = [
-        _adapter_plan_of_project(root, places.package_for_adapter(root, files), files, early, imports)
+        _adapter_plan_of_project(root, places, files, early, imports)
         for root, files in sorted(groups.items())
     ]
     plans = _plans_with_cores_on_apex(plans)
@@ -182,8 +186,13 @@ def movable_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _adapter_plan_of_project(
-    root: Path, package: str, paths: list[Path], early: Mapping[Path, ast.stmt], imports: ImportIndex
+    root: Path,
+    places: ImportRoots,
+    paths: list[Path],
+    early: Mapping[Path, ast.stmt],
+    imports: ImportIndex,
 ) -> AdapterPlan:
+    package = places.package_for_adapter(root, paths)
     name = f"{package}.{ADAPTER}" if package else ADAPTER
     place = root / package / f"{ADAPTER}.py"
     present = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
@@ -207,6 +216,11 @@ def _adapter_plan_of_project(
         if both and own != ADAPTER and ADAPTER in migration.text:
             start = Finding(1, 0, BY_HAND, TWO_WAYS.format(both, own))
             migration = replace(migration, findings=sorted({*migration.findings, start}))
+        others = places.roots_without_module(path, own, place)
+        if others and re.search(rf"^\s*(?:from|import) {re.escape(own)}\b", migration.text, re.MULTILINE):
+            shown = os.path.relpath(others[0], absolute_path(path).parent)
+            found = Finding(1, 0, NOTE, OTHER_ROOT.format(shown, own))
+            migration = replace(migration, findings=sorted({*migration.findings, found}))
         files.append(FileMigration(path, document, migration))
     left = next((each.path.name for each in files if each.by_hand and not each.is_changed), None)
     if left is not None:

@@ -579,3 +579,23 @@ def test_a_file_that_imports_its_own_modules_in_two_ways_is_named(tmp_path: Path
     (tmp_path / "pkg" / "train.py").write_text(f"from parts import x\nfrom .parts import y\n{USE}{MAIN}")
     (plan,), _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
     assert not any(each.by_hand for each in plan.files)
+
+
+@pytest.mark.parametrize(("importer", "is_named"), [("pkg.sub.engine", True), ("sub.engine", False)])
+def test_a_second_folder_from_which_a_file_is_imported_is_named(
+    tmp_path: Path, importer: str, is_named: bool
+) -> None:
+    """The adapter has the name that it has from one of them."""
+    path = "import sys\nsys.path.insert(0, '..')\n"
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/sub/__init__.py": "",
+        "pkg/sub/engine.py": f"{USE}def fit():\n    return amp\n",
+        "tools/train.py": f"{path}from sub.engine import fit\n",
+        "tools/test.py": f"{path}from sub.engine import fit\n",
+        "tools/eval.py": f"{path}from {importer} import fit\n",
+    }
+    _plans(tmp_path, files)
+    (plan,), _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
+    said = [one.message for each in plan.files if each.migration for one in each.migration.findings]
+    assert any("another file imports this one from the folder ../.." in each for each in said) == is_named
