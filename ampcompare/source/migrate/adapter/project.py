@@ -3,7 +3,7 @@
 import ast
 import os
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from functools import partial
@@ -211,21 +211,26 @@ def _adapter_plan_of_project(
         migration = migration_with_questions(path, document.text, migration, imports)
         if path in early and path.parent not in (root, place.parent):
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
-            migration = replace(migration, findings=sorted({*migration.findings, late}))
-        both = _name_imported_in_two_ways(path, document.text, imports)
-        if both and own != ADAPTER and ADAPTER in migration.text:
-            start = Finding(1, 0, BY_HAND, TWO_WAYS.format(both, own))
-            migration = replace(migration, findings=sorted({*migration.findings, start}))
-        others = places.roots_without_module(path, own, place)
-        if others and re.search(rf"^\s*(?:from|import) {re.escape(own)}\b", migration.text, re.MULTILINE):
-            shown = os.path.relpath(others[0], absolute_path(path).parent)
-            found = Finding(1, 0, NOTE, OTHER_ROOT.format(shown, own))
-            migration = replace(migration, findings=sorted({*migration.findings, found}))
+            migration = _migration_with_findings(migration, [late])
+        if own != ADAPTER and ADAPTER in migration.text:
+            both = _name_imported_in_two_ways(path, document.text, imports)
+            start = [Finding(1, 0, BY_HAND, TWO_WAYS.format(both, own))] if both else []
+            migration = _migration_with_findings(migration, start)
+        if re.search(rf"^\s*(?:from|import) {re.escape(own)}\b", migration.text, re.MULTILINE):
+            others = places.roots_without_module(path, own, place)[:1]
+            shown = [os.path.relpath(each, absolute_path(path).parent) for each in others]
+            notes = [Finding(1, 0, NOTE, OTHER_ROOT.format(each, own)) for each in shown]
+            migration = _migration_with_findings(migration, notes)
         files.append(FileMigration(path, document, migration))
     left = next((each.path.name for each in files if each.by_hand and not each.is_changed), None)
     if left is not None:
         files = [_migration_still_asking_for_apex(each, left) for each in files]
     return AdapterPlan(AdapterFile(place, name, present), files)
+
+
+def _migration_with_findings(migration: Migration, findings: Iterable[Finding]) -> Migration:
+    """Return a migration with further findings, all in their order and each once."""
+    return replace(migration, findings=sorted({*migration.findings, *findings}))
 
 
 def _name_imported_in_two_ways(path: Path, text: str, imports: ImportIndex) -> str:
@@ -272,8 +277,7 @@ def _plan_with_initialize_noted(plan: AdapterPlan, initializing: Collection[Path
             note = Finding.of_node(
                 scaling[0], NOTE, NOT_INITIALIZED.format(EXCEPT_EXAMPLES * bool(shown), plan.adapter.name)
             )
-            findings = sorted({*each.migration.findings, note})
-            each = replace(each, migration=replace(each.migration, findings=findings))
+            each = replace(each, migration=_migration_with_findings(each.migration, [note]))
         files.append(each)
     return replace(plan, files=files)
 
@@ -285,9 +289,8 @@ def _plan_with_program_noted(plan: AdapterPlan, imports: ImportIndex) -> Adapter
         calls = [node for node, name in _core_uses_with_names(each) if name == "initialize"]
         if calls and each.is_changed and each.document is not None and each.migration is not None:
             planned = {absolute_path(one.path) for one in plan.files}
-            found = _notes_on_program(each, planned, imports)
-            findings = sorted({*each.migration.findings, *found})
-            each = replace(each, migration=replace(each.migration, findings=findings))
+            notes = _notes_on_program(each, planned, imports)
+            each = replace(each, migration=_migration_with_findings(each.migration, notes))
         files.append(each)
     return replace(plan, files=files)
 
@@ -305,35 +308,37 @@ def _notes_on_program(
     names = ModuleImports(module)
     uses = [node for node, full in names.uses if public_full_name(full) == "apex.amp.initialize"]
     initialize = next((each for each in map(module.parent, uses) if isinstance(each, ast.Call)), uses[0])
-    program = [(path, os.path.relpath(path, own.parent)) for path in imports.files_of_program(own)]
-    for path, shown in program:
+    program = imports.files_of_program(own)
+    for path in program:
         if path in planned or not imports.does_module_answer(path, may_call_apex_of_package):
             continue
         other = imports.module_of_file(path)
         if other is not None and find_apex_callers_of_file(path, other, imports):
+            shown = os.path.relpath(path, own.parent)
             yield Finding.of_node(initialize, NOTE, CALLED_ELSEWHERE.format(shown))
     level = argument(initialize, "opt_level", 3) if isinstance(initialize, ast.Call) else None
     if not isinstance(level, ast.Constant) or level.value == "O1":
-        yield from _notes_on_casts(names, initialize, program, imports)
+
+        def others_that(holds: Callable[[Module], bool]) -> list[str]:
+            found = (path for path in program if imports.does_module_answer(path, holds))
+            return [os.path.relpath(path, own.parent) for path in found]
+
+        yield from _notes_on_casts(names, initialize, others_that)
     for call, full in calls_with_model_and_optimizer(names):
         if imports.find_file_and_name_of_definition(own, full) is None:
             yield Finding.of_node(call, NOTE, RECEIVED.format(last_part(full), full.partition(".")[0]))
 
 
 def _notes_on_casts(
-    names: ModuleImports, initialize: ast.AST, program: Sequence[tuple[Path, str]], imports: ImportIndex
+    names: ModuleImports, initialize: ast.AST, others_that: Callable[[Callable[[Module], bool]], list[str]]
 ) -> Iterator[Finding]:
     """Yield notes on what O1 casts otherwise than the adapter, in a file or the others that run with it.
 
     Args:
         names: of the file.
         initialize: its use of `amp.initialize`.
-        program: the other files, as they are and as they are shown.
+        others_that: returns the other files that hold something, as they are shown.
     """
-
-    def others_that(holds: Callable[[Module], bool]) -> list[str]:
-        return [shown for path, shown in program if imports.does_module_answer(path, holds)]
-
     module = names.module
     block = find_own_autocast(module)
     places = others_that(opens_own_autocast) if block is None else [f"line {getattr(block, 'lineno', 1)}"]
