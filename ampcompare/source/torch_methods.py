@@ -24,6 +24,7 @@ PARTS = (*PARAMETER_LISTS, "modules", "named_modules", "children", "named_childr
 # Of containers, and of tensors in place: add to the object.
 ADDING = frozenset({"append", "add", "insert", "extend", "update", "setdefault"})
 WRITING = frozenset({"add_", "copy_"})
+LIMITING = ("clamp", "clip", "clamp_min", "clamp_max")  # to a size; each has a form in place
 # Of tensors, and functions of torch: return values and where they are.
 WITH_INDICES = frozenset({"max", "min", "topk", "sort", "median", "mode", "kthvalue", "cummax", "cummin"})
 # Of optimizers and models, in whatever library: clear the gradients.

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ampcompare.base.location import find_code_of_callable, is_users_file
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions, calling_frame
+from ampcompare.source.torch_methods import LIMITING
 
 # Modules of torch that call a hook of a module, or the backward of a function, and nothing else of a script.
 CALLERS = frozenset(("torch.utils.hooks", "torch.autograd.function"))
-LIMITING = ("clamp", "clip", "clamp_min", "clamp_max")
 
 
 class GradientHooks:

@@ -9,14 +9,13 @@ from ampcompare.source.lint.read.update_events import EventKind, name_in_source
 from ampcompare.source.lint.rules.gradients import SCALE_WORDS
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name, parameter_names
-from ampcompare.source.torch_methods import is_gradient
+from ampcompare.source.torch_methods import LIMITING, is_gradient
 
 # Methods that register a hook, and the place of its first gradient among what it gets; None: it gets the parameter.
 REGISTERING = {
     "register_hook": 0, "register_backward_hook": 1, "register_full_backward_hook": 1,
     "register_full_backward_pre_hook": 1, "register_post_accumulate_grad_hook": None,
 }  # fmt: skip
-LIMITING = ("clamp", "clip", "clamp_min", "clamp_max")
 PASSING_ON = (*LIMITING, "clone", "detach", "contiguous", "float", "to", "data")
 LIMITS_OF_HARDTANH = (ast.Constant(-1.0), ast.Constant(1.0))
 MAX_ROUNDS = 4  # of assignments that pass a gradient on
