@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
@@ -30,6 +31,7 @@ from ampcompare.source.migrate.read.apex_callers import (
 )
 from ampcompare.source.migrate.read.early_names import BOUND_EARLY, find_early_names, has_early_names
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
+from ampcompare.source.migrate.read.fp64 import BY_ADAPTER, find_fp64, makes_fp64
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
@@ -348,6 +350,10 @@ def _notes_on_casts(
         yield Finding.of_node(node, NOTE, BOUND_EARLY.format(name))
     for shown in others_that(has_early_names):
         yield Finding.of_node(initialize, NOTE, BOUND_EARLY_IN.format(shown))
+    for node in islice(find_fp64(module), 1):
+        yield Finding.of_node(node, NOTE, BY_ADAPTER.format("this line"))
+    for shown in others_that(makes_fp64):
+        yield Finding.of_node(initialize, NOTE, BY_ADAPTER.format(shown))
     statements = [each for each, _ in names.imports]
     if statements and all(_may_run_behind_models(module, each) for each in statements):
         for place in [*["this file"] * _registers_hooks(module), *others_that(_registers_hooks)][:1]:

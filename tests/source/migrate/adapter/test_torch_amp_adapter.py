@@ -630,6 +630,51 @@ def test_inputs_in_fp64_go_into_recurrent_layers_in_fp16(forked_python: Any, tmp
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize(
+    "given", ["x=wide", "x=[wide]", "x={'x': (wide, 1)}", "[wide]", "{'x': [1, {'x': wide}]}"]
+)
+def test_inputs_in_fp64_are_seen_by_name_and_inside_of_others(
+    forked_python: Any, tmp_path: Path, given: str
+) -> None:
+    text = HEAD + (
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.last = nn.Linear(8, 2)\n"
+        "    def forward(self, x):\n"
+        "        while not isinstance(x, torch.Tensor):\n"
+        "            x = x.get('x') if isinstance(x, dict) else x[-1] if isinstance(x[0], int) else x[0]\n"
+        "        return self.last(x @ x.T @ x)\n"
+        "net = Net().cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "wide = x.double()\n"
+        "for _ in range(2):\n"
+        f"    out = net({given})\n"
+        "    with amp.scale_loss(nn.functional.cross_entropy(out, y), optimizer) as scaled_loss:\n"
+        "        scaled_loss.backward()\n"
+        "    optimizer.step()\n"
+        "    print(out.dtype, out.flatten().tolist())\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+def test_no_cast_of_an_input_by_name_is_kept(forked_python: Any, tmp_path: Path) -> None:
+    """A leaf that is written in place between two calls of a model, as in an attack, is cast again."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "leaf = x.clone().requires_grad_()\n"
+        "for _ in range(3):\n"
+        "    out = net(input=leaf)\n"
+        "    (grad,) = torch.autograd.grad(nn.functional.cross_entropy(out, y), leaf)\n"
+        "    leaf.data.add_(grad.sign())\n"
+        "    print(out.flatten().tolist())\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
 def test_a_whole_model_is_saved_and_loaded(forked_python: Any, tmp_path: Path) -> None:
     text = HEAD + (
         "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
