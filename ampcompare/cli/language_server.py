@@ -23,7 +23,7 @@ from ampcompare.source.lint.report import level_of_code
 from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes, read_selection
 from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 from ampcompare.source.syntax import SourceInvalid
-from ampcompare.source.versions import known_versions
+from ampcompare.source.versions import Versions, known_versions
 
 SOURCE = "ampcompare"
 FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.{SOURCE}"
@@ -38,66 +38,47 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         torch_version: of the torch that the files are for, as of `lint`.
     """
     server = LanguageServer(SOURCE, __version__)
-    versions = known_versions(torch_version)
+    answers = _EditorAnswers(server, known_versions(torch_version))
+    for event in (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_SAVE):
+        server.feature(event)(
+            lambda params: answers.publish_diagnostics(params)
+        )  # it notes names on functions
+    server.feature(types.TEXT_DOCUMENT_DID_CLOSE)(lambda params: answers.withdraw_diagnostics(params))
+    kinds = [types.CodeActionKind.QuickFix, FIX_ALL, MIGRATE]
+    options = types.CodeActionOptions(code_action_kinds=kinds)
+    server.feature(types.TEXT_DOCUMENT_CODE_ACTION, options)(lambda params: answers.list_code_actions(params))
+    return server
 
-    def selection_and_findings_of(document: TextDocument) -> tuple[Selection, list[Finding]]:
-        path = Path(document.path)
-        try:
-            selection = replace(read_selection([path]), versions=versions)
-            return selection, check_text(document.source, selection.reports_code, versions, path)
-        except (AmpCompareError, SourceInvalid):
-            # half a line is written, or the settings are: the next change tells
-            return Selection(versions=versions), []
 
-    def publish_diagnostics(uri: str) -> None:
-        document = server.workspace.get_text_document(uri)
-        diagnostics = [
-            _diagnostic_of_finding(document, finding) for finding in selection_and_findings_of(document)[1]
-        ]
-        server.text_document_publish_diagnostics(
-            types.PublishDiagnosticsParams(uri=uri, diagnostics=diagnostics, version=document.version)
+class _EditorAnswers:
+    """What the server says to what an editor does."""
+
+    def __init__(self, server: LanguageServer, versions: Versions) -> None:
+        self._server, self._versions = server, versions
+
+    def publish_diagnostics(self, params: Any) -> None:
+        """Send the findings in a document that was opened, changed or saved."""
+        document = self._server.workspace.get_text_document(params.text_document.uri)
+        found = [_diagnostic_of_finding(document, one) for one in self._selection_and_findings(document)[1]]
+        self._server.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(uri=document.uri, diagnostics=found, version=document.version)
         )
 
-    def report_document(params: Any) -> None:
-        publish_diagnostics(params.text_document.uri)
-
-    for event in (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_SAVE):
-        server.feature(event)(report_document)
-
-    @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
-    def withdraw_diagnostics(params: types.DidCloseTextDocumentParams) -> None:
+    def withdraw_diagnostics(self, params: types.DidCloseTextDocumentParams) -> None:
+        """Send no findings for a document that was closed."""
         nothing = types.PublishDiagnosticsParams(uri=params.text_document.uri, diagnostics=[])
-        server.text_document_publish_diagnostics(nothing)
+        self._server.text_document_publish_diagnostics(nothing)
 
-    kinds = [types.CodeActionKind.QuickFix, FIX_ALL, MIGRATE]
-
-    @server.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=kinds))
-    def list_code_actions(params: types.CodeActionParams) -> list[types.CodeAction]:
-        document = server.workspace.get_text_document(params.text_document.uri)
-        selection, findings = selection_and_findings_of(document)
-        first, last = params.range.start.line, params.range.end.line
-        found = []
-        for finding in findings:
-            if finding.edits and first <= finding.line - 1 <= last:
-                title = f"Fix {finding.code}: {CODES[finding.code].remedy}"
-                fixed_by_it = [_diagnostic_of_finding(document, finding)]
-                kind = types.CodeActionKind.QuickFix
-                found.append(_code_action(document, title, kind, finding.edits, fixed_by_it))
-        if any(finding.edits for finding in findings):
-            text, _, fixed = fixed_text_rest_and_num_fixes(document.source, findings, selection)
-            title = f"Fix {format_count(fixed, 'mistake')} of mixed precision"
-            found.append(_code_action(document, title, FIX_ALL, [_whole_document_edit(document, text)]))
-        if (rewritten := _rewritten_text_and_num_lines_left(document)) is not None:
-            text, by_hand = rewritten
-            rest = f", {by_hand} lines left by hand" if by_hand else ""
-            found.append(
-                _code_action(
-                    document,
-                    f"Rewrite Apex for torch.amp{rest}",
-                    MIGRATE,
-                    [_whole_document_edit(document, text)],
-                )
-            )
+    def list_code_actions(self, params: types.CodeActionParams) -> list[types.CodeAction]:
+        """Return the fixes at the chosen lines, that of all findings, and the rewrite of the file."""
+        document = self._server.workspace.get_text_document(params.text_document.uri)
+        selection, findings = self._selection_and_findings(document)
+        lines = range(params.range.start.line + 1, params.range.end.line + 2)
+        found = [
+            *(_fix_of_finding(document, one) for one in findings if one.edits and one.line in lines),
+            *_fix_of_all_findings(document, findings, selection),
+            *_rewrite_for_torch_amp(document),
+        ]
         wanted = params.context.only
         return [
             one
@@ -105,7 +86,39 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
             if wanted is None or any(_is_action_of_kind(one.kind, kind) for kind in wanted)
         ]
 
-    return server
+    def _selection_and_findings(self, document: TextDocument) -> tuple[Selection, list[Finding]]:
+        path = Path(document.path)
+        try:
+            selection = replace(read_selection([path]), versions=self._versions)
+            return selection, check_text(document.source, selection.reports_code, self._versions, path)
+        except (AmpCompareError, SourceInvalid):
+            # half a line is written, or the settings are: the next change tells
+            return Selection(versions=self._versions), []
+
+
+def _fix_of_finding(document: TextDocument, finding: Finding) -> types.CodeAction:
+    title = f"Fix {finding.code}: {CODES[finding.code].remedy}"
+    fixed_by_it = [_diagnostic_of_finding(document, finding)]
+    return _code_action(document, title, types.CodeActionKind.QuickFix, finding.edits, fixed_by_it)
+
+
+def _fix_of_all_findings(
+    document: TextDocument, findings: list[Finding], selection: Selection
+) -> list[types.CodeAction]:
+    if not any(finding.edits for finding in findings):
+        return []
+    text, _, fixed = fixed_text_rest_and_num_fixes(document.source, findings, selection)
+    title = f"Fix {format_count(fixed, 'mistake')} of mixed precision"
+    return [_code_action(document, title, FIX_ALL, [_whole_document_edit(document, text)])]
+
+
+def _rewrite_for_torch_amp(document: TextDocument) -> list[types.CodeAction]:
+    rewritten = _rewritten_text_and_num_lines_left(document)
+    if rewritten is None:
+        return []
+    text, by_hand = rewritten
+    title = f"Rewrite Apex for torch.amp{f', {by_hand} lines left by hand' if by_hand else ''}"
+    return [_code_action(document, title, MIGRATE, [_whole_document_edit(document, text)])]
 
 
 def _rewritten_text_and_num_lines_left(document: TextDocument) -> tuple[str, int] | None:

@@ -44,28 +44,17 @@ def _observe_step_on_device(config: RunConfig, device: torch.device) -> dict[str
         scales_before = precision.loss_scales()
         with watch:
             loss = _run_passes(assembly, batch)
-        own = {id(param) for param in model.parameters()}
-        masters = [param for each in optimizers for param in owned_params(each) if id(param) not in own]
-        gradients, master_gradients = (
-            _sizes_by_dtype(param.grad for param in params if param.grad is not None)
-            for params in (model.parameters(), masters)
-        )
-        skipped = 0
-        while not all(precision.step(*optimizers).applied) and skipped < MAX_STEPS:
-            skipped += 1
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            _run_passes(assembly, batch)
-    states = [
-        value for each in optimizers for state in each.state.values() for value in tensors_in_value(state)
-    ]
+        masters = _master_weights(model, optimizers)  # which Apex makes in the first pass
+        gradients = _sizes_of_gradients(model.parameters())  # before the step, which may free them
+        master_gradients = _sizes_of_gradients(masters)
+        skipped = _step_until_applied(assembly, batch)
     counts = {
         "parameters": _sizes_by_dtype(model.parameters()),
         "buffers": _sizes_by_dtype(model.buffers()),
         "gradients": gradients,
         "master_weights": _sizes_by_dtype(masters),
         "master_gradients": master_gradients,
-        "optimizer_state": _sizes_by_dtype(states),
+        "optimizer_state": _sizes_by_dtype(_optimizer_states(optimizers)),
     }
     parameters = sum(param.numel() for param in model.parameters())
     held = {name: sum(part["bytes"] for part in parts.values()) for name, parts in counts.items()}
@@ -92,6 +81,29 @@ def _observe_step_on_device(config: RunConfig, device: torch.device) -> dict[str
         "bytes": {**held, "total": sum(held.values())},
         "bytes_per_parameter": sum(held.values()) / parameters if parameters else None,
     }
+
+
+def _master_weights(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
+    """Return the parameters that optimizers step and that are none of the model's own."""
+    own = {id(param) for param in model.parameters()}
+    return [param for each in optimizers for param in owned_params(each) if id(param) not in own]
+
+
+def _optimizer_states(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Tensor]:
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            yield from tensors_in_value(state)
+
+
+def _step_until_applied(assembly: TrainingAssembly, batch: Any) -> int:
+    """Take a step from the gradients that are there; return how many were skipped before one was applied."""
+    skipped = 0
+    while not all(assembly.precision.step(*assembly.optimizers).applied) and skipped < MAX_STEPS:
+        skipped += 1
+        for optimizer in assembly.optimizers:
+            optimizer.zero_grad()
+        _run_passes(assembly, batch)
+    return skipped
 
 
 def _run_passes(assembly: TrainingAssembly, batch: Any) -> Tensor:
@@ -166,6 +178,10 @@ def _add_floating_types(names: list[str], value: Any) -> None:
     for tensor in tensors_in_value(value):
         if tensor.is_floating_point() and dtype_name(tensor.dtype) not in names:
             names.append(dtype_name(tensor.dtype))
+
+
+def _sizes_of_gradients(params: Iterable[Tensor]) -> dict[str, dict[str, int]]:
+    return _sizes_by_dtype(param.grad for param in params if param.grad is not None)
 
 
 def _inner_tensors(tensor: Tensor) -> Iterator[Tensor]:

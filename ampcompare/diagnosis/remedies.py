@@ -132,63 +132,116 @@ def search_for_cure(
         modules: names, in the order of their first call.
         last: lines that are tested where nothing else removes the faults.
     """
-    tested: dict[CureCandidate, TestedCandidate | None] = {}
-    trials: list[CandidateTrial] = []
+    search = _CureSearch(arm, scale, run, modules, most)
+    found = search.search_from_faults(faults, left_out=last)
+    if found is None and last:
+        found = search.search_from_faults(faults, left_out=())
+    if found is not None:
+        return _SearchResult(found, search.trials, search.functions_in_fp32(found))
+    return _SearchResult(None, search.trials, nearest=_nearest_to_cure_text(faults[0], search.tested))
 
-    def faults_after(change: CureCandidate) -> Sequence[Fault] | None:
-        """Return what remains, or None if the change cannot be made."""
-        if change not in tested and len(tested) < most:
-            try:
-                result = tested[change] = run(change.arm_with_candidate(arm), change.lines)
-                left = result.faults
-                trials.append(
-                    CandidateTrial(name=str(change), cures=not left, left=left[0].text if left else "")
-                )
-            except (AmpCompareError, RuntimeError, TypeError) as error:
-                tested[change] = None
-                trials.append(
-                    CandidateTrial(name=str(change), cures=False, left=f"cannot be tested: {error}"[:200])
-                )
-        known = tested.get(change)
-        return None if known is None else known.faults
 
-    def found_with(change: CureCandidate) -> _SearchResult:
-        known = tested.get(change)
-        return _SearchResult(change, trials, () if known is None else known.functions)
+class _CureSearch:
+    """Tests candidates, each once, and keeps those that help.
 
-    def search_without(left_out: Collection[str]) -> _SearchResult | None:
-        kept: CureCandidate = CureCandidate()
-        present: Sequence[Fault] = faults
+    Attributes:
+        tested: what a run under each candidate showed; None for one that cannot be made.
+        trials: the same in words, in the order of the runs.
+    """
+
+    def __init__(
+        self,
+        arm: Arm,
+        scale: float | None,
+        run: Callable[[Arm, Sequence[str]], TestedCandidate],
+        modules: Sequence[str],
+        most: int,
+    ) -> None:
+        self._arm, self._scale, self._run, self._modules, self._most = arm, scale, run, modules, most
+        self.tested: dict[CureCandidate, TestedCandidate | None] = {}
+        self.trials: list[CandidateTrial] = []
+
+    def search_from_faults(
+        self, faults: Sequence[Fault], *, left_out: Collection[str]
+    ) -> CureCandidate | None:
+        """Return what removes faults, round by round, without the lines that are left out; None if nothing does."""
+        kept = CureCandidate()
         for _ in range(MAX_ROUNDS):
-            step: tuple[CureCandidate, Sequence[Fault]] | None = None
-            candidates = [
-                one
-                for one in _candidates_likeliest_first(arm, present, scale, modules)
-                if not set(one.lines) & set(left_out)
-            ]
-            for candidate in candidates:
-                change = kept | candidate
-                if change == kept or (candidate.options and _has_arm_options_of(arm, candidate)):
-                    continue
-                left = faults_after(change)
+            candidates = self._candidates_of_round(faults, left_out)
+            progress: tuple[CureCandidate, Sequence[Fault]] | None = None
+            for change in self._changes_with_one_more(kept, candidates):
+                left = self._faults_after(change)
                 if left is None:
                     continue
                 if not left:
-                    return found_with(_candidate_without_needless_parts(change, faults_after))
-                if step is None and _is_progress(present, left):
-                    step = change, left
-            if step is None:
-                for change in _candidates_of_several_at_once(candidates, kept):
-                    if (left := faults_after(change)) is not None and not left:
-                        return found_with(_candidate_without_needless_parts(change, faults_after))
-                return None
-            kept, present = step
+                    return self._without_needless_parts(change)
+                if progress is None and _is_progress(faults, left):
+                    progress = change, left
+            if progress is None:
+                return self._first_cure_of_several_at_once(candidates, kept)
+            kept, faults = progress
         return None
 
-    found = search_without(last)
-    if found is None and last:
-        found = search_without(())
-    return found or _SearchResult(None, trials, nearest=_nearest_to_cure_text(faults[0], tested))
+    def functions_in_fp32(self, change: CureCandidate) -> Sequence[str]:
+        """Return what ran in fp32 because of a candidate's lines, as far as it was tested."""
+        known = self.tested.get(change)
+        return () if known is None else known.functions
+
+    def _candidates_of_round(self, faults: Sequence[Fault], left_out: Collection[str]) -> list[CureCandidate]:
+        return [
+            one
+            for one in _candidates_likeliest_first(self._arm, faults, self._scale, self._modules)
+            if not set(one.lines) & set(left_out)
+        ]
+
+    def _changes_with_one_more(
+        self, kept: CureCandidate, candidates: Iterable[CureCandidate]
+    ) -> Iterator[CureCandidate]:
+        """Yield what is kept with each candidate that adds something to it, and to the arm."""
+        for candidate in candidates:
+            adds_nothing = candidate.options and _has_arm_options_of(self._arm, candidate)
+            if kept | candidate != kept and not adds_nothing:
+                yield kept | candidate
+
+    def _first_cure_of_several_at_once(
+        self, candidates: Iterable[CureCandidate], kept: CureCandidate
+    ) -> CureCandidate | None:
+        for change in _candidates_of_several_at_once(candidates, kept):
+            if self._is_cure(change):
+                return self._without_needless_parts(change)
+        return None
+
+    def _without_needless_parts(self, change: CureCandidate) -> CureCandidate:
+        """Drop each part without which the faults are gone as well."""
+        for part in change.candidates_of_single_parts():
+            rest = CureCandidate()
+            for other in change.candidates_of_single_parts():
+                rest = rest if other == part else rest | other
+            if rest != CureCandidate() and self._is_cure(rest):
+                change = rest
+        return change
+
+    def _is_cure(self, change: CureCandidate) -> bool:
+        left = self._faults_after(change)
+        return left is not None and not left
+
+    def _faults_after(self, change: CureCandidate) -> Sequence[Fault] | None:
+        """Return what remains; None if the change cannot be made, or no further run is allowed."""
+        if change not in self.tested and len(self.tested) < self._most:
+            self.tested[change] = self._try_candidate(change)
+        known = self.tested.get(change)
+        return None if known is None else known.faults
+
+    def _try_candidate(self, change: CureCandidate) -> TestedCandidate | None:
+        try:
+            result = self._run(change.arm_with_candidate(self._arm), change.lines)
+        except (AmpCompareError, RuntimeError, TypeError) as error:
+            left = f"cannot be tested: {error}"[:200]
+            self.trials.append(CandidateTrial(name=str(change), cures=False, left=left))
+            return None
+        left = result.faults[0].text if result.faults else ""
+        self.trials.append(CandidateTrial(name=str(change), cures=not result.faults, left=left))
+        return result
 
 
 def _nearest_to_cure_text(fault: Fault, tested: Mapping[CureCandidate, TestedCandidate | None]) -> str:
@@ -224,19 +277,6 @@ def _candidates_of_several_at_once(
             yield change
         if count == MAX_TOGETHER:
             return
-
-
-def _candidate_without_needless_parts(
-    change: CureCandidate, faults_after: Callable[[CureCandidate], Sequence[Fault] | None]
-) -> CureCandidate:
-    """Drop each part without which the faults are gone as well."""
-    for part in change.candidates_of_single_parts():
-        rest = CureCandidate()
-        for other in change.candidates_of_single_parts():
-            rest = rest if other == part else rest | other
-        if rest != CureCandidate() and (left := faults_after(rest)) is not None and not left:
-            change = rest
-    return change
 
 
 def _is_progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:

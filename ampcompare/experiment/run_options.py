@@ -373,14 +373,8 @@ class CompareOptions(_BuiltOptions):
                 DeprecationWarning,
                 stacklevel=3,  # the caller of `ampcompare.compare`
             )
-        if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
-            raise ConfigError(
-                f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto"
-            )
-        if timing_rounds < 0:
-            raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
         seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
-        _refuse_unreadable_values(gpus, seeds, margin, _texts_as_tuple(fail_on))
+        _refuse_unreadable_values(jobs, timing_rounds, gpus, seeds, margin, _texts_as_tuple(fail_on))
         self._set_fields(
             settings=settings_request(
                 recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
@@ -417,9 +411,20 @@ class CompareOptions(_BuiltOptions):
 
 
 def _refuse_unreadable_values(
-    gpus: str | None, seeds: str | None, margin: float | str | None, gates: Iterable[str]
+    jobs: Jobs,
+    timing_rounds: int,
+    gpus: str | None,
+    seeds: str | None,
+    margin: float | str | None,
+    gates: Iterable[str],
 ) -> None:
     """Refuse values that mean nothing by themselves, whatever machine, file or run they meet."""
+    if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
+        raise ConfigError(
+            f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto"
+        )
+    if timing_rounds < 0:
+        raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
     if gpus is not None:
         parse_gpu_numbers(gpus)
     if seeds is not None and seeds != "auto":

@@ -148,11 +148,7 @@ def assemble_run(
     ranks, parallel = ranks or Communicator(), parallel or SingleProcess()
     torch.manual_seed(recipe.seed)
     seed_global_generators(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
-    built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]
-    if recipe.channels_last:
-        built = [model.to(memory_format=torch.channels_last) for model in built]  # type: ignore[call-overload]
-    if recipe.checkpoint_activations:
-        checkpoint_activations(task, built)
+    built = _build_models(recipe, task, parallel, device)
     engine = precision.engine.name if precision.engine else None
     unprepared = task.make_optimizers(
         built, functools.partial(make_optimizer, recipe.optimizer, engine=engine)
@@ -201,6 +197,16 @@ def assemble_run(
         names=names,
         workers=workers,
     )
+
+
+def _build_models(recipe: Recipe, task: Task, parallel: Parallel, device: torch.device) -> list[nn.Module]:
+    """Return the models of a task on the device, with the batch norm and in the layout of a run."""
+    built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]
+    if recipe.channels_last:
+        built = [model.to(memory_format=torch.channels_last) for model in built]  # type: ignore[call-overload]
+    if recipe.checkpoint_activations:
+        checkpoint_activations(task, built)
+    return built
 
 
 def import_optimizer_factory(name: str, engine: str | None = None) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cached_property
 from typing import NamedTuple
 
 from ampcompare.base.formatting import format_count, printable_line
@@ -62,80 +62,106 @@ class SwitchedCharts(NamedTuple):
 
 
 def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
-    """Return the sections, each of which is made once a page shows it."""
-    arms = arms_with_runs(comparison)
-    reference = comparison.reference
-    records = comparison.records
-    most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
-    ran = [arm for arm in arms if arm.records_that_ran]
-    fault = untimed_sentence(ran) if ran and all(arm.time_fault for arm in ran) else ""
-    shared = cache(lambda: shared_settings(comparison))
+    """Return the sections, each of which is made once a page shows it.
 
-    def effect_blocks(draw: Callable[[Comparison, Sequence[ArmRuns]], ArmLinesPlot]) -> list[Block]:
-        return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
+    Args:
+        logs: links to the logs of runs, by their cells.
+    """
+    page = _PageBlocks(comparison, logs)
+    number = format_count(len(comparison.records), "run")
+    usage_state = "closed" if page.time_fault else "open"
+    return [
+        Section("differences", lambda: page.effect_blocks(quality_effect_plot)),
+        Section("ratios", lambda: page.effect_blocks(time_effect_plot)),
+        Section("curves", [Figure("curves", page.learning_curve_charts)], "Curves"),
+        Section("costs", [Figure("costs", page.cost_charts)], "Memory and time"),
+        Section("pictures", page.picture_blocks, "Curves"),
+        Section("usage", [Figure("costs", page.usage_charts)], "Memory and time", usage_state),
+        Section("runs", page.run_blocks, f"{number}, one line each"),
+        Section("differing", page.differing_setting_blocks),
+        Section("settings", page.settings_blocks),
+        Section("machine", page.machine_blocks, "Environment"),
+        Section("again", _blocks_of_commands(comparison)),
+    ]
 
-    def learning_curve_charts() -> SwitchedCharts:
-        learning = learning_charts(arms, reference, most)
-        return SwitchedCharts([*learning, _loss_scale_chart(arms, most), _skipped_steps_chart(arms, most)])
 
-    def cost_charts() -> SwitchedCharts:
-        timing = [] if fault else [*quality_over_time_charts(arms, reference, most), drift_chart(arms)]
-        return SwitchedCharts(timing, [memory_plot(arms), *([] if fault else [step_time_plot(arms)])], fault)
+class _PageBlocks:
+    """What the sections of one page show, each made where it is called.
 
-    def picture_blocks() -> list[Block]:
-        charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
+    Attributes:
+        time_fault: why no time is a result, and none is drawn; "" where one is.
+    """
+
+    def __init__(self, comparison: Comparison, logs: Mapping[str, str]) -> None:
+        self._comparison, self._logs = comparison, logs
+        self._arms = arms_with_runs(comparison)
+        self._most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(self._arms))))
+        ran = [arm for arm in self._arms if arm.records_that_ran]
+        self.time_fault = untimed_sentence(ran) if ran and all(arm.time_fault for arm in ran) else ""
+
+    @cached_property
+    def _shared_settings(self) -> SharedFacts:
+        return shared_settings(self._comparison)
+
+    def effect_blocks(self, draw: Callable[[Comparison, Sequence[ArmRuns]], ArmLinesPlot]) -> list[Block]:
+        """Return the effects of the arms as a plot draws them; none of one arm."""
+        if len(self._arms) < 2:
+            return []
+        return [Figure("tracks", lambda: draw(self._comparison, self._arms))]
+
+    def learning_curve_charts(self) -> SwitchedCharts:
+        """Return quality, loss, loss scale and skipped steps over the steps."""
+        learning = learning_charts(self._arms, self._comparison.reference, self._most)
+        scales = [_loss_scale_chart(self._arms, self._most), _skipped_steps_chart(self._arms, self._most)]
+        return SwitchedCharts([*learning, *scales])
+
+    def cost_charts(self) -> SwitchedCharts:
+        """Return quality over time, the drift of the machine, memory and step times; without times that are none."""
+        memory = memory_plot(self._arms)
+        if self.time_fault:
+            return SwitchedCharts([], [memory], self.time_fault)
+        quality = quality_over_time_charts(self._arms, self._comparison.reference, self._most)
+        return SwitchedCharts([*quality, drift_chart(self._arms)], [memory, step_time_plot(self._arms)])
+
+    def picture_blocks(self) -> list[Block]:
+        """Return learning curves as pictures without scripts, for the output of a notebook."""
+        charts = learning_charts(self._arms[:MOST_ARMS], self._comparison.reference, MOST_POINTS)
         made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
-    def usage_charts() -> SwitchedCharts:
-        return SwitchedCharts(
-            (), [plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], fault
-        )
+    def usage_charts(self) -> SwitchedCharts:
+        """Return those plots of memory and step times that have something to draw."""
+        plots = (memory_plot(self._arms), step_time_plot(self._arms))
+        return SwitchedCharts((), [plot for plot in plots if not plot.sentence], self.time_fault)
 
-    def run_blocks() -> list[Block]:
-        best = "best %" if comparison.metric.unit == "%" else "best"
+    def run_blocks(self) -> list[Block]:
+        """Return the table of all runs."""
+        metric = self._comparison.metric
         heads = [
-            "arm",
-            "seed",
-            "status",
-            printable_line(comparison.metric.head),
-            best,
-            "loss",
-            "step ms",
-            "train s",
-            "MiB",
-        ]
-        links = [logs.get(record.cell, "") for record in records]
-        table = Table.from_rows(
-            [*heads, "loss scale", "skipped", "note"], map(_table_cells_of_run, records), caption="Runs"
-        )
+            "arm", "seed", "status", printable_line(metric.head), "best %" if metric.unit == "%" else "best", "loss",
+            "step ms", "train s", "MiB", "loss scale", "skipped", "note",
+        ]  # fmt: skip
+        records = self._comparison.records
+        links = [self._logs.get(record.cell, "") for record in records]
+        table = Table.from_rows(heads, map(_table_cells_of_run, records), caption="Runs")
         return [replace(table, links=links if any(links) else ())]
 
-    def settings_blocks() -> list[Block]:
-        rows = shared_nondefault_settings(comparison, shared())
+    def differing_setting_blocks(self) -> list[Block]:
+        """Return the settings in which arms differ."""
+        return _blocks_of_differing_facts(self._shared_settings, "What differs between arms")
+
+    def settings_blocks(self) -> list[Block]:
+        """Return the settings that all runs share and that are no defaults."""
+        rows = shared_nondefault_settings(self._comparison, self._shared_settings)
         if not rows:
             return [Text(["All settings have their defaults."])]
         return [Table.from_rows(["setting", "here", "default"], rows, caption=DEFAULTS, prose=True)]
 
-    def machine_blocks() -> list[Block]:
-        known = shared_environment(comparison)
+    def machine_blocks(self) -> list[Block]:
+        """Return the machine and the versions of the runs."""
+        known = shared_environment(self._comparison)
         differing = _blocks_of_differing_facts(known, "What differs")
         return [*differing, Facts([("", known.equal)], "What is equal in all runs" if differing else "")]
-
-    number = format_count(len(records), "run")
-    return [
-        Section("differences", lambda: effect_blocks(quality_effect_plot)),
-        Section("ratios", lambda: effect_blocks(time_effect_plot)),
-        Section("curves", [Figure("curves", learning_curve_charts)], "Curves"),
-        Section("costs", [Figure("costs", cost_charts)], "Memory and time"),
-        Section("pictures", picture_blocks, "Curves"),
-        Section("usage", [Figure("costs", usage_charts)], "Memory and time", "closed" if fault else "open"),
-        Section("runs", run_blocks, f"{number}, one line each"),
-        Section("differing", lambda: _blocks_of_differing_facts(shared(), "What differs between arms")),
-        Section("settings", settings_blocks),
-        Section("machine", machine_blocks, "Environment"),
-        Section("again", _blocks_of_commands(comparison)),
-    ]
 
 
 def _blocks_of_differing_facts(shared: SharedFacts, title: str) -> list[Block]:
