@@ -21,7 +21,7 @@ from planted_causes import HEALTHY, HELD_OUT_HEALTHY, HELD_OUT_PLANTED, PLANTED,
 from tabulate import tabulate
 
 import ampcompare
-from ampcompare.results.records.profile import ArmProfile, Memory
+from ampcompare.results.records.profile import ArmProfile, MemoryAtPeak
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
 KINDS = {
@@ -41,7 +41,7 @@ def profile_training(training: Training) -> ArmProfile:
     return found.arms[0]
 
 
-def workspace(memory: Memory) -> int:
+def workspace(memory: MemoryAtPeak) -> int:
     """Return the bytes at the peak that no tensor of the training holds."""
     return abs(memory.rest_bytes)
 

@@ -220,7 +220,7 @@ def _run_script_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) ->
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
-    from ampcompare.results.analysis.pairing.declared import options_of_updates
+    from ampcompare.results.analysis.pairing.declared import roles_and_changes_by_update_option
     from ampcompare.script.process.execute import execute
 
     arm = options["arm"]
@@ -228,7 +228,9 @@ def _run_script_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) ->
     weights = options["first_weights"]
     target = call.target
     is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
-    looks = ledger or (arm is not None and not is_cell and bool(options_of_updates(Arm.parse(arm))))
+    looks = ledger or (
+        arm is not None and not is_cell and bool(roles_and_changes_by_update_option(Arm.parse(arm)))
+    )
     # The script may change its folder, and processes that it starts run in others.
     options["record"] = None if record is None else os.path.abspath(record)
     options["first_weights"] = None if weights is None else os.path.abspath(weights)

@@ -11,7 +11,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import FP16_MAX, Roles
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import format_rough_percent_number
-from ampcompare.results.records.outlook import ArmOutlook, Prefix
+from ampcompare.results.records.outlook import ArmOutlook, WatchedFirstSteps
 
 # of runs that lose more of their updates over the rest of the schedule, 9 in 10 end 2 % worse than fp32
 HIGH = 0.4
@@ -45,7 +45,7 @@ def loss_distance(losses: Sequence[float], twin: Sequence[float]) -> float | Non
     return math.sqrt(sum((b / a - 1) ** 2 for a, b in pairs) / len(pairs))
 
 
-def expected_outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
+def expected_outlook_of(arm: Arm, prefix: WatchedFirstSteps, twin: float | None) -> ArmOutlook:
     """Return what is to be expected of an arm, from the first steps of the training in fp32.
 
     Args:
@@ -93,7 +93,7 @@ def expected_outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutl
     return found
 
 
-def _why_twin_too_far(prefix: Prefix, twin: float) -> str:
+def _why_twin_too_far(prefix: WatchedFirstSteps, twin: float) -> str:
     """Return why a training whose twin is far away says nothing, and what may say more."""
     why = (
         f"twins differ by {_percent_text(twin)} over these {prefix.steps} steps, as any arm "
@@ -105,7 +105,7 @@ def _why_twin_too_far(prefix: Prefix, twin: float) -> str:
     return f"{why}; --prefix {longer} tells whether they come together again"
 
 
-def _find_outlook_by_rounded_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
+def _find_outlook_by_rounded_state(arm: Arm, roles: Roles, prefix: WatchedFirstSteps) -> ArmOutlook | None:
     """Return what rounding the state that divides the steps means; None where it means nothing."""
     found = prefix.state_errors.get(roles.state)
     if found is None or found.largest_error <= MAX_STEP_ERROR:
@@ -127,7 +127,7 @@ def _find_outlook_by_rounded_state(arm: Arm, roles: Roles, prefix: Prefix) -> Ar
     return ArmOutlook(arm=str(arm), word="cannot know", part="state", why=why, cure=cure)
 
 
-def _find_declared_or_seen_roles(arm: Arm, prefix: Prefix) -> Roles | None:
+def _find_declared_or_seen_roles(arm: Arm, prefix: WatchedFirstSteps) -> Roles | None:
     """Return what an arm declares; of the script as it is written, what was seen of its weights."""
     if not arm.is_as_written:
         return arm.roles
@@ -135,7 +135,7 @@ def _find_declared_or_seen_roles(arm: Arm, prefix: Prefix) -> Roles | None:
     return Roles(weights=held, gradients=held, state=held, step=held)
 
 
-def _overflow_text(roles: Roles, prefix: Prefix) -> str:
+def _overflow_text(roles: Roles, prefix: WatchedFirstSteps) -> str:
     """Return what was seen beyond the largest fp16 number; "" for nothing, or where a dynamic scale avoids it."""
     scale = roles.loss_scale
     is_dynamic = scale is not None and scale.interval is not None
@@ -160,7 +160,7 @@ def _text_of_options_arm_takes(arm: Arm, *options: str) -> str:
     return before + " or ".join([*filter(None, [", ".join(taken[:-1])]), *taken[-1:]])
 
 
-def _outlook_by_lost_updates(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
+def _outlook_by_lost_updates(arm: Arm, roles: Roles, prefix: WatchedFirstSteps) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     has_schedule = prefix.rates_known and prefix.basis

@@ -19,7 +19,7 @@ from ampcompare.diagnosis.rates import RateFollower, RateForecast
 from ampcompare.diagnosis.state_rounding import MAX_STEPS, OptimizerStateWatch
 from ampcompare.diagnosis.step_watch import params_and_grads_to_step
 from ampcompare.diagnosis.watched_precision import StepObserver
-from ampcompare.results.records.outlook import Prefix, ShareLost
+from ampcompare.results.records.outlook import ShareLost, WatchedFirstSteps
 from ampcompare.training.ledger import find_second_moment, is_eps_zero_in
 from ampcompare.training.precision.base import learning_rate_of, owned_params
 
@@ -90,7 +90,7 @@ class PrefixWatch(StepObserver):
             handle.remove()
         self._handles = []
 
-    def prefix_seen(self) -> Prefix:
+    def prefix_seen(self) -> WatchedFirstSteps:
         """Return what was seen, read from the device."""
         rows = [(step, {name: counts.tolist() for name, counts in lost.items()}) for step, lost in self._lost]
         rates = []
@@ -108,7 +108,7 @@ class PrefixWatch(StepObserver):
         total = max((each.total for each in rates if each.total), default=self.total or self.planned)
         ahead = MAX_STEPS if total is None else total - steps
         errors = dict(zip(TYPES, self._state.largest_step_errors(list(TYPES.values()), ahead), strict=True))
-        return Prefix(
+        return WatchedFirstSteps(
             steps=steps,
             total=total,
             total_from=self._source_of_total(total),

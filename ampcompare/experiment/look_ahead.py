@@ -19,7 +19,7 @@ from ampcompare.experiment.diagnose import (
 )
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.results.records.outlook import Outlook, Prefix
+from ampcompare.results.records.outlook import Outlook, WatchedFirstSteps
 from ampcompare.settings.examination import examine_in_child
 
 PROGRAM = recipes.PROGRAM.with_name("prefix_recipe.py")
@@ -63,17 +63,21 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     return Outlook(subject=subject, prefix=prefix, twin=distance, arms=outlooks)
 
 
-def _prefix_of_training(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
+def _prefix_of_training(
+    options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool
+) -> WatchedFirstSteps:
     if options.config.script is not None:
         return _prefix_of_script(options, environment, is_twin=is_twin)
     asked = {"steps": options.prefix, "total": options.steps, "is_twin": is_twin}
     failed = "the first steps could not be trained"
-    return Prefix.model_validate(
+    return WatchedFirstSteps.model_validate(
         examine_in_child(PROGRAM, options.config, failed, asked, environment=environment)
     )
 
 
-def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
+def _prefix_of_script(
+    options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool
+) -> WatchedFirstSteps:
     script = options.config.script
     assert script is not None
     with tempfile.TemporaryDirectory(prefix="ampcompare-ahead-") as name:
@@ -91,4 +95,4 @@ def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, 
             ended=str(folder / ENDED),
         )
         run_examined_script(options.config, folder, "prefix", request, answer, "first step", environment)
-        return Prefix.model_validate_json(answer.read_text(encoding="utf-8"))
+        return WatchedFirstSteps.model_validate_json(answer.read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ from ampcompare.experiment.launch.cell_files import base_folder_of_users_code, r
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan
 from ampcompare.results.analysis.inference.terms import Terms
-from ampcompare.results.analysis.pairing.comparability import foreign_steps_text
+from ampcompare.results.analysis.pairing.comparability import steps_by_other_arm_text
 from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked_record
 from ampcompare.results.records.comparison import Look, Published
 from ampcompare.results.records.document import ArmLabel, dump_json, read_model_and_plain_content
@@ -413,7 +413,7 @@ def _why_record_not_reused(record: RunRecord, config: RunConfig) -> str:
         return _why_stack_differs(record, config)
     if moved := _changes_since_record_text(record, config):
         return moved
-    before = foreign_steps_text(record)
+    before = steps_by_other_arm_text(record)
     if before and not config.saving.resume_into_other_arm:
         return f"it was {before}"
     other = record.config.saving.resume

@@ -14,7 +14,7 @@ import torch
 
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import TOP1, Metric
-from ampcompare.results.records.run import RunSummary, RunTrace, loss_tail_fields
+from ampcompare.results.records.run import RunSummary, RunTrace, loss_tail_summary_fields
 from ampcompare.results.records.step import StepRecord
 from ampcompare.training.meters import PeakMemory
 
@@ -188,7 +188,7 @@ class RunMetrics:
             epochs=epochs,
             num_steps=self.num_steps,
             losses_sha256=hashlib.sha256(self.losses.tobytes()).hexdigest(),
-            **loss_tail_fields(self.losses),
+            **loss_tail_summary_fields(self.losses),
             skipped_steps=self.skipped_steps,
             warmup_steps=self.warmup_steps,
             step_seconds_median=median,

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
-from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence
+from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence_of_pairs
 from ampcompare.results.analysis.inference.effect import ERROR_RATE
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import decide_verdicts
-from ampcompare.results.records.run import RunRecord, loss_tail_fields
+from ampcompare.results.records.run import RunRecord, loss_tail_summary_fields
 from ampcompare.settings.config import RunConfig
 from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, of_pair, own_seed, summarize_pair
 from benchmarks.rates.study import (
@@ -94,7 +94,7 @@ def _words(curves: Curves) -> list[str]:
             TEMPLATE.model_copy(
                 update={
                     "summary": TEMPLATE.summary.model_copy(
-                        update={"num_steps": STEPS, **loss_tail_fields(losses)}
+                        update={"num_steps": STEPS, **loss_tail_summary_fields(losses)}
                     )
                 }
             )
@@ -102,7 +102,7 @@ def _words(curves: Curves) -> list[str]:
         ]
         for arm in curves
     ]
-    effects = [tail_loss_evidence(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
+    effects = [tail_loss_evidence_of_pairs(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
     return [str(verdict) for verdict in decide_verdicts(effects, Terms().log_loss_margin(), ERROR_RATE)]
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.laws import expected_outlook_of, loss_distance
-from ampcompare.results.records.outlook import Prefix, RoundedStateDrift, ShareLost
+from ampcompare.results.records.outlook import RoundedStateDrift, ShareLost, WatchedFirstSteps
 
 
-def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> Prefix:
+def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> WatchedFirstSteps:
     shares = {name: ShareLost(now=now, rest=rest) for name in ("bf16", "fp16")}
-    return Prefix(steps=100, shares=shares, **{"basis": "its scheduler, to step 300", **values})
+    return WatchedFirstSteps(steps=100, shares=shares, **{"basis": "its scheduler, to step 300", **values})
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,12 @@ def test_lost_updates(arm: str, rest: float, word: str) -> None:
 @pytest.mark.parametrize(("arm", "part"), [("half:bf16", "weights"), ("native:bf16,state=bf16", "state")])
 def test_what_was_not_measured_is_not_known(arm: str, part: str) -> None:
     """A training that ended before an update was rounded says nothing of 16-bit weights and state."""
-    found = expected_outlook_of(Arm.parse(arm), Prefix(steps=9), twin=0.0)
+    found = expected_outlook_of(Arm.parse(arm), WatchedFirstSteps(steps=9), twin=0.0)
     assert (found.word, found.part) == ("cannot know", part)
     assert "ended after 9 steps" in found.why
-    assert expected_outlook_of(Arm.parse("O2"), Prefix(steps=9), twin=0.0).word == "no fault in sight"
+    assert (
+        expected_outlook_of(Arm.parse("O2"), WatchedFirstSteps(steps=9), twin=0.0).word == "no fault in sight"
+    )
 
 
 def test_a_chaotic_training_cannot_be_known() -> None:

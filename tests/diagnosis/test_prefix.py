@@ -8,7 +8,7 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, lr_scheduler
 
 from ampcompare.diagnosis.prefix import PrefixWatch, lost_update_masses, share_divided_by_zero
-from ampcompare.results.records.outlook import Prefix
+from ampcompare.results.records.outlook import WatchedFirstSteps
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
 
@@ -93,7 +93,7 @@ SCHEDULES: dict[str, tuple[Make, Make, bool]] = {
 }
 
 
-def _watch(make: Any, schedule: Any, steps: int, probes: range | None = None) -> Prefix:
+def _watch(make: Any, schedule: Any, steps: int, probes: range | None = None) -> WatchedFirstSteps:
     """Return what is seen of some steps of a small training."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))

@@ -8,7 +8,7 @@ import pytest
 
 import ampcompare
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.results.records.outlook import Prefix, ShareLost
+from ampcompare.results.records.outlook import ShareLost, WatchedFirstSteps
 
 pytestmark = pytest.mark.integration
 
@@ -73,11 +73,11 @@ def test_a_script_that_is_shorter_than_the_prefix(monkeypatch: pytest.MonkeyPatc
     """Updates are rounded in the second half of a prefix, so that it runs again with as many steps as there are."""
     asked = []
 
-    def prefix_of(options: Any, environment: Any, *, is_twin: bool) -> Prefix:
+    def prefix_of(options: Any, environment: Any, *, is_twin: bool) -> WatchedFirstSteps:
         asked.append(options.prefix)
         made = min(options.prefix, 30)
         shares = {"bf16": ShareLost(now=0.6, rest=0.6)} if options.prefix == made else {}
-        return Prefix(steps=made, shares=shares)
+        return WatchedFirstSteps(steps=made, shares=shares)
 
     monkeypatch.setattr("ampcompare.experiment.look_ahead._prefix_of_training", prefix_of)
     script = tmp_path / "train.py"

@@ -29,14 +29,14 @@ from ampcompare.diagnosis.profiling.trace import TraceTotals
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.results.records.profile import (
     ArmProfile,
+    DeviceUtilization,
     HostRead,
-    Limits,
     ModuleTime,
     Operation,
     Phase,
-    Product,
     RepeatedCast,
     StepPart,
+    UnalignedProduct,
     WorkKind,
 )
 from ampcompare.settings.config import RunConfig
@@ -198,7 +198,7 @@ def profile_from_measured(arm: str, measured: MeasuredSteps, **facts: object) ->
                 RepeatedCast(where=where, module=module, casts=count, bytes=size)
                 for where, module, count, size in repeated_casts_by_line(counts)[:MAX_SYNCS]
             ],
-            "limits": Limits(flops=counts.flops, bytes=counts.bytes, cast_bytes=counts.cast_bytes),
+            "limits": DeviceUtilization(flops=counts.flops, bytes=counts.bytes, cast_bytes=counts.cast_bytes),
             "optimizer_operations": counts.optimizer_operations,
         }
     return ArmProfile(arm=arm, **found, **facts)
@@ -261,7 +261,7 @@ def _longest_operations(account: TraceTotals, factors: dict[Phase, float]) -> li
     return sorted(rows, key=lambda row: -row.seconds)[:MAX_OPERATIONS]
 
 
-def _products_too_odd_for_tensor_cores(counts: OperationCounts) -> list[Product]:
+def _products_too_odd_for_tensor_cores(counts: OperationCounts) -> list[UnalignedProduct]:
     forward = sum(counts.products.values())
     rows: dict[tuple[str, str, str, tuple[str, ...]], float] = defaultdict(float)
     for shape, flops in counts.products.items():
@@ -269,7 +269,7 @@ def _products_too_odd_for_tensor_cores(counts: OperationCounts) -> list[Product]
         if missed:
             rows[shape.module, shape.operation, shape.dtype, tuple(missed)] += flops / forward
     found = [
-        Product(module=module, operation=operation, dtype=dtype, sizes=list(sizes), share=share)
+        UnalignedProduct(module=module, operation=operation, dtype=dtype, sizes=list(sizes), share=share)
         for (module, operation, dtype, sizes), share in rows.items()
         if share > LEAST_SHARE
     ]

@@ -17,7 +17,7 @@ from ampcompare.base.tensors.cuda_casts import TO_COPY
 from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.diagnosis.profiling.marks import PhaseFollower
-from ampcompare.results.records.profile import HeldMemory, Memory
+from ampcompare.results.records.profile import HeldMemory, MemoryAtPeak
 from ampcompare.training.precision.base import owned_params
 
 MAX_LAYERS = 8
@@ -132,7 +132,7 @@ class MemoryLedger(OperationMode):
 
     def memory_at_peak(
         self, blocks: Sequence[AllocatorBlock], measured: int | None = None, reserved: int | None = None
-    ) -> Memory:
+    ) -> MemoryAtPeak:
         """Return what holds the peak, from the allocator's blocks since `begin` that are in use then.
 
         `measured` and `reserved` are bytes of a GPU's allocator; on a CPU its blocks are summed up.
@@ -156,7 +156,7 @@ class MemoryLedger(OperationMode):
                 layers[one.module, one.dtype] += one.bytes
                 if one.source is not None and one.source.saved and id(one.source) not in gone:
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
-        return Memory(
+        return MemoryAtPeak(
             measured_bytes=measured,
             held=[
                 HeldMemory(kind=kind, dtype=dtype, bytes=size)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.base.formatting import MIB
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.results.records.profile import ArmProfile, HostRead, Reason, TimedChange
+from ampcompare.results.records.profile import ArmProfile, HostRead, ReasonForLittleGain, TimedChange
 
 # Shares of a step, or of a peak of memory, from which a part of it is a reason.
 DATA = 0.15
@@ -26,10 +26,10 @@ SMALL_BATCH = 0.25
 FASTER = 1.05
 MAX_EVIDENCE = 5
 BATCH = "--batch-size"
-Rule = Callable[[ArmProfile, ArmProfile], Iterator[Reason]]
+Rule = Callable[[ArmProfile, ArmProfile], Iterator[ReasonForLittleGain]]
 
 
-def reasons_of_profile(arm: ArmProfile, reference: ArmProfile) -> list[Reason]:
+def reasons_of_profile(arm: ArmProfile, reference: ArmProfile) -> list[ReasonForLittleGain]:
     """Return the reasons of an arm: those of this device first, the largest first."""
     if arm.failure or not arm.seconds:
         return []
@@ -76,11 +76,11 @@ def _saved_share_text(trial: TimedChange | None) -> str:
     )
 
 
-def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = _share_of_phase(arm, "data")
     if share >= DATA:
         trial = _find_trial_that_saves_most(arm, "--workers")
-        yield Reason(
+        yield ReasonForLittleGain(
             kind="data",
             text=f"{percent_text(share)} of the step waits for the next batch",
             share=share,
@@ -90,7 +90,7 @@ def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     is_gpu = arm.device != "cpu"
     others = ("data", "optimizer")  # which have reasons of their own
     seconds = sum(part.seconds for part in arm.parts if part.kind == "host" and part.phase not in others)
@@ -106,7 +106,7 @@ def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         reverse=True,
     )
     what = "the device waits for the host" if is_gpu else "the host runs code outside of any operation"
-    yield Reason(
+    yield ReasonForLittleGain(
         kind="host",
         text=f"in {percent_text(share)} of the step {what}, most of it in the phase {phases[0][1]}",
         share=share,
@@ -116,10 +116,10 @@ def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     best = _find_trial_that_saves_most(arm, BATCH, SMALL_BATCH)
     if best is not None:
-        yield Reason(
+        yield ReasonForLittleGain(
             kind="small batch",
             text=f"with {best.change} a sample takes {percent_text(best.saved_share)} less time: batches of "
             f"{arm.batch_size} do not fill the device",
@@ -129,7 +129,7 @@ def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _host_read_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _host_read_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     places = [one for one in arm.syncs if one.what != "overflow check"]
     if not places:
         return
@@ -151,7 +151,7 @@ def _host_read_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         gain = ""
     else:
         return
-    yield Reason(
+    yield ReasonForLittleGain(
         kind="synchronization",
         text=text,
         share=min(1.0, share),
@@ -171,12 +171,12 @@ def _steps_of_read_text(sync: HostRead) -> str:
     return "in each step" if sync.watched > 1 else "in the step that was watched"
 
 
-def _dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = sum(one.share for one in arm.products)
     if share < DIMENSIONS or not is_half(arm.half_dtype):
         return
     names = ", ".join(f"{one.module or one.operation} ({', '.join(one.sizes)})" for one in arm.products[:3])
-    yield Reason(
+    yield ReasonForLittleGain(
         kind="dimensions",
         text=f"{percent_text(share)} of the FLOPs of the forward pass are in products whose sizes are no multiples "
         f"of 8: {names}",
@@ -191,7 +191,7 @@ def _dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = _share_of_step(arm.fp32_seconds, arm)
     if not is_half(arm.half_dtype) or share < WIDE:
         return
@@ -204,7 +204,7 @@ def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     ]
     layers = sorted((one for one in arm.layers if one.fp32_seconds), key=lambda one: -one.fp32_seconds)
     where = f", most in {layers[0].module}" if layers and layers[0].module else ""
-    yield Reason(
+    yield ReasonForLittleGain(
         kind="fp32 operations",
         text=f"{percent_text(share)} of the step computes in fp32 in the forward and backward pass{where}",
         share=share,
@@ -217,7 +217,7 @@ def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     seconds = sum(
         part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data")
     )
@@ -238,7 +238,7 @@ def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         first = arm.repeated[0]
         place = first.where or first.module or "a library"
         text += f"; {_mib_text(again)} of it casts the same tensor again, {first.casts} times at {place}"
-    yield Reason(
+    yield ReasonForLittleGain(
         kind="casts",
         text=text,
         share=max(share, again / total if is_repeated else 0.0, of_all if of_all >= MOVED else 0.0),
@@ -252,7 +252,7 @@ def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = _share_of_phase(arm, "optimizer")
     trial = _find_trial_that_saves_most(arm, "--optimizer-implementation")
     if trial is None and (share < OPTIMIZER or "for-loop" not in arm.optimizer or arm.trials):
@@ -260,7 +260,7 @@ def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     if trial is not None and share < TRIED:
         return
     count = f" in {arm.optimizer_operations} operations" if arm.optimizer_operations else ""
-    yield Reason(
+    yield ReasonForLittleGain(
         kind="optimizer",
         text=f"{arm.optimizer or 'the optimizer'} takes {percent_text(share)} of the step{count}",
         share=share,
@@ -269,14 +269,14 @@ def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _repeated_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _repeated_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     memory = arm.memory
     if memory is None or not memory.measured_bytes:
         return
     share = memory.kept_twice_bytes / memory.measured_bytes
     if share >= TWICE:
         names = ", ".join(one.kind or "outside of modules" for one in memory.kept_twice[:3])
-        yield Reason(
+        yield ReasonForLittleGain(
             kind="kept twice",
             text=f"{_mib_text(memory.kept_twice_bytes)} of activations, {percent_text(share)} of the peak of memory, "
             f"are kept in two types: {names}",
@@ -289,12 +289,12 @@ def _repeated_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _graph_break_reasons(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
+def _graph_break_reasons(arm: ArmProfile, reference: ArmProfile) -> Iterator[ReasonForLittleGain]:
     breaks = arm.graph_breaks or {}
     count, before = sum(breaks.values()), sum((reference.graph_breaks or {}).values())
     if count and (count > before or arm.arm == reference.arm):
         first = max(breaks, key=lambda name: breaks[name])
-        yield Reason(
+        yield ReasonForLittleGain(
             kind="graph breaks",
             text=f"torch.compile breaks the graph {count} times ({before} in the reference): {first}",
             share=0.0,
@@ -303,10 +303,10 @@ def _graph_break_reasons(arm: ArmProfile, reference: ArmProfile) -> Iterator[Rea
         )
 
 
-def _emulation_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _emulation_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     if "emulated" in arm.half:
         share = arm.seconds_of_kind("emulation") / arm.seconds
-        yield Reason(
+        yield ReasonForLittleGain(
             kind="emulation",
             text=f"products of {arm.half_dtype} are computed in fp32 and rounded: its times say nothing about a GPU",
             share=min(1.0, share),

@@ -27,7 +27,7 @@ from ampcompare.diagnosis.profiling.memory import AllocatorBlock, MemoryLedger
 from ampcompare.diagnosis.profiling.operation_counter import OperationCounter, OperationCounts
 from ampcompare.diagnosis.profiling.trace import TraceTotals, totals_of_trace
 from ampcompare.diagnosis.watched_precision import StepObserver
-from ampcompare.results.records.profile import Memory, Phase
+from ampcompare.results.records.profile import MemoryAtPeak, Phase
 from ampcompare.training.process.device import synchronize_device
 
 BEGIN = "ampcompare:memory"
@@ -61,7 +61,7 @@ class MeasuredSteps:
     phases: dict[Phase, float] = field(default_factory=dict)
     step_seconds: float = 0.0
     account: TraceTotals = field(default_factory=TraceTotals)
-    memory: Memory | None = None
+    memory: MemoryAtPeak | None = None
     counts: OperationCounts | None = None
     steps: int = 0
     trace: dict[str, Any] = field(default_factory=dict)  # events of torch.profiler

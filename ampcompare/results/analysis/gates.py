@@ -16,14 +16,14 @@ from ampcompare.results.analysis.pairing.comparability import (
     incomparable_quality_verdict,
     incomparable_time_verdict,
 )
-from ampcompare.results.analysis.pairing.learning import idle_verdict
+from ampcompare.results.analysis.pairing.learning import learned_nothing_verdict
 from ampcompare.results.analysis.pairing.pairs import (
     Pairing,
     pairs_by_seed,
-    pairs_of_counterparts,
+    pairs_by_seed_or_first,
     surviving_and_common_seed_counts,
 )
-from ampcompare.results.analysis.pairing.scores import metric_value
+from ampcompare.results.analysis.pairing.scores import final_metric_value
 from ampcompare.results.analysis.summary import quantity_tests
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
@@ -309,7 +309,7 @@ def _gate_value_reason_and_is_skipped(
             False,
         )
     # by seed where possible; a baseline of other seeds is still a baseline
-    pairs = pairs_of_counterparts(here, there)
+    pairs = pairs_by_seed_or_first(here, there)
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
     pairing = Pairing(here, there, pairs, same_software)
@@ -317,7 +317,7 @@ def _gate_value_reason_and_is_skipped(
     if work and measure != "time":
         return None, str(work), False
     if metric:
-        idle = idle_verdict(here) or idle_verdict(there)
+        idle = learned_nothing_verdict(here) or learned_nothing_verdict(there)
         return (None, str(idle), False) if idle else (*_measure_metric_difference(metric, here, there), False)
     incomparable = incomparable_time_verdict if measure == "time" else incomparable_memory_verdict
     if verdict := incomparable(pairing):
@@ -339,7 +339,9 @@ def _measure_metric_difference(
 ) -> Measured:
 
     def values_of_side(side: Sequence[RunRecord]) -> list[float]:
-        return [value for value in (metric_value(run, metric.name) for run in side) if value is not None]
+        return [
+            value for value in (final_metric_value(run, metric.name) for run in side) if value is not None
+        ]
 
     here, there = values_of_side(runs), values_of_side(base_runs)
     if not here or not there:

@@ -193,7 +193,7 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
             answer: Answer = mine[0].answer if mine else "noise"
             errors.append(ModuleErrors(name, row["kind"], _errors_in_units(row, known), answer))
     judged = len({one.module for one in errors if one.module[0] != "("})
-    if not findings and (why := _why_nothing_is_told(judged, unjudged)):
+    if not findings and (why := _why_noise_not_shown(judged, unjudged)):
         return ReplayJudgment(change, "cannot tell", unjudged=unjudged, errors=errors, why=why)
     named, above = _lowest_findings_and_explained_modules(findings, tops, losses)
     answers = {one.answer for one in named}
@@ -203,7 +203,7 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
     )  # fmt: skip
 
 
-def _why_nothing_is_told(judged: int, unjudged: Mapping[str, str]) -> str:
+def _why_noise_not_shown(judged: int, unjudged: Mapping[str, str]) -> str:
     """Return why no finding does not mean noise; "" if it does."""
     if not judged:
         return "no module could be judged" + next((f": {name}: {why}" for name, why in unjudged.items()), "")
@@ -219,7 +219,7 @@ def _is_update_row(row: Mapping[str, Any]) -> bool:
     return "update" in row.get("parts", {})
 
 
-def _tensors_with_known_or_none(
+def _changed_and_base_tensors(
     row: Mapping[str, Any], known: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, str, Any, Any]]:
     for part, tensors in row["parts"].items():
@@ -230,7 +230,7 @@ def _tensors_with_known_or_none(
 def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[ReplayFinding]:
     """Yield the worst of each part, functions before errors."""
     found: dict[tuple[bool, str], tuple[float, ReplayFinding]] = {}
-    for part, name, entry, first in _tensors_with_known_or_none(row, known):
+    for part, name, entry, first in _changed_and_base_tensors(row, known):
         answer: Answer
         if row["module"] in WITHOUT_FP64:
             line = WITHOUT_FP64[row["module"]]
@@ -323,7 +323,7 @@ def _errors_in_units(
     row: Mapping[str, Any], known: Mapping[str, Any] | None
 ) -> dict[str, tuple[float, float]]:
     units: dict[str, tuple[float, float]] = {}
-    for part, _, entry, first in _tensors_with_known_or_none(row, known):
+    for part, _, entry, first in _changed_and_base_tensors(row, known):
         if _number_or_infinity((first or entry)["moved"]) > MOST_MOVED:
             continue  # terms that cancel out leave no digits
         unit = _rounding_unit_of_entry(entry, first) + float((first or entry).get("rounding", 0.0))

@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.environment.extras import require_statistics_packages
-from ampcompare.results.analysis.conclusions.details import detail_sentences, look_sentences
+from ampcompare.results.analysis.conclusions.details import detail_sentences, interim_look_sentences
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
-from ampcompare.results.analysis.effects.loss_tail import loss_evidence
+from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence_of_arm
 from ampcompare.results.analysis.effects.quality import (
-    precision_rows,
+    evaluation_precision_rows,
     quality_effect,
     quality_evidence,
     quality_evidence_of_reference,
     quality_margin,
 )
 from ampcompare.results.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
-from ampcompare.results.analysis.effects.step_time import rounds_sentence, time_evidence, time_ratio_of_log
+from ampcompare.results.analysis.effects.step_time import (
+    time_evidence,
+    time_ratio_of_log,
+    timing_rounds_sentence,
+)
 from ampcompare.results.analysis.inference.terms import QualityMargin, Terms
 from ampcompare.results.analysis.inference.verdict import (
     Evidence,
@@ -28,12 +32,12 @@ from ampcompare.results.analysis.inference.verdict import (
     verdicts_on,
 )
 from ampcompare.results.analysis.pairing.comparability import (
-    lines_on_differing_circumstances,
-    script_pairing_sentences,
+    lines_on_unlike_run_conditions,
+    script_pairing_and_departure_sentences,
 )
 from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences, not_as_declared_verdict
 from ampcompare.results.analysis.pairing.pairs import Pairing
-from ampcompare.results.analysis.pairing.record_checks import unique_runs_and_unused_copies
+from ampcompare.results.analysis.pairing.record_checks import unique_and_duplicate_runs
 from ampcompare.results.analysis.pairing.scores import common_metric
 from ampcompare.results.analysis.untested_row import memory_verdict, untested_row
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity
@@ -74,7 +78,7 @@ def summarize(
     require_statistics_packages()
     terms, design = terms or Terms(), design or SequentialDesign()
     metric = common_metric(records)
-    records, copies = unique_runs_and_unused_copies(records)
+    records, copies = unique_and_duplicate_runs(records)
     runs = _runs_by_arm(records, arms)
     base = runs.get(reference, [])
     margin = quality_margin(base, reference, terms, metric)
@@ -95,7 +99,7 @@ def summarize(
         "environment": _environment_of_first_run_here(records),
         "excluded": [*excluded, *(copy.text for copy in copies)],
         "only_copies": bool(copies) and not excluded and all(copy.by_script for copy in copies),
-        "precisions": precision_rows({arm: runs[arm] for arm in arms}, metric),
+        "precisions": evaluation_precision_rows({arm: runs[arm] for arm in arms}, metric),
         "reading": [],
         "records": list(records),
         "published": published,
@@ -110,10 +114,10 @@ def summarize(
                 *detail_sentences(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
                 *_ineffective_option_lines(runs),
-                *script_pairing_sentences(records, reference),
-                *lines_on_differing_circumstances(records, reference),
-                *filter(None, [rounds_sentence(records)]),
-                *look_sentences(comparison, design.next_error_rate),
+                *script_pairing_and_departure_sentences(records, reference),
+                *lines_on_unlike_run_conditions(records, reference),
+                *filter(None, [timing_rounds_sentence(records)]),
+                *interim_look_sentences(comparison, design.next_error_rate),
                 *design.notes,
             ],
         }
@@ -136,7 +140,7 @@ class QuantityTest:
     margin: Margin
     on_rows: Callable[[float], float]
 
-    def verdict_on_rows(self, verdict: Verdict) -> Verdict:
+    def verdict_in_row_unit(self, verdict: Verdict) -> Verdict:
         """Return a verdict with its effect and interval in the unit of rows."""
         effect = None if verdict.effect is None else self.on_rows(verdict.effect)
         bounds = sorted(self.on_rows(bound) for bound in (verdict.low, verdict.high) if bound is not None)
@@ -162,7 +166,7 @@ def quantity_tests(
             lambda speed: time_ratio_of_log(-speed),
         ),
         "loss": QuantityTest(
-            lambda pairing: loss_evidence(pairing, design.pilot),
+            lambda pairing: tail_loss_evidence_of_arm(pairing, design.pilot),
             lambda _: Evidence(),
             terms.log_loss_margin(),
             lambda gain: math.expm1(-gain),
@@ -187,7 +191,9 @@ def rows_with_verdicts(
     found = []
     for row in rows:
         its: dict[str, Verdict] = {
-            name: tests[name].verdict_on_rows(on[row.arm]) for name, on in verdicts.items() if row.arm in on
+            name: tests[name].verdict_in_row_unit(on[row.arm])
+            for name, on in verdicts.items()
+            if row.arm in on
         }
         decided: dict[str, Any] = {**dict(row), **its}
         if row.arm in opposite:
@@ -202,12 +208,12 @@ def comparison_of_rows(
     margin: QualityMargin,
     terms: Terms,
     design: SequentialDesign,
-    facts: Mapping[str, Any],
+    other_fields: Mapping[str, Any],
 ) -> Comparison:
     """Return the comparison of rows, with the terms that they were decided by, before there are sentences.
 
     Args:
-        facts: other fields of the comparison.
+        other_fields: other fields of the comparison.
     """
     return Comparison(
         metric=metric,
@@ -222,7 +228,7 @@ def comparison_of_rows(
         look=design.look,
         looks=list(design.looks),
         arms=list(rows),
-        **facts,
+        **other_fields,
     )
 
 

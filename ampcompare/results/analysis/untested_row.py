@@ -8,8 +8,11 @@ from typing import Any
 
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason, invalid_time_reason_of_arm
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson_interval
-from ampcompare.results.analysis.pairing.comparability import foreign_steps_text, incomparable_memory_verdict
-from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs, pairs_of_counterparts
+from ampcompare.results.analysis.pairing.comparability import (
+    incomparable_memory_verdict,
+    steps_by_other_arm_text,
+)
+from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs, pairs_by_seed_or_first
 from ampcompare.results.analysis.pairing.scores import metric_of_runs
 from ampcompare.results.records.comparison import ArmSummary
 from ampcompare.results.records.run import RunRecord
@@ -58,7 +61,7 @@ def untested_row(arm: str, pairing: Pairing) -> ArmSummary:
 
 def memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
-    pairs = pairs_of_counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
+    pairs = pairs_by_seed_or_first(finished_runs(pairing.arm), finished_runs(pairing.reference))
     here, there = (
         _largest_peak_of_memory(arm for arm, _ in pairs),
         _largest_peak_of_memory(other for _, other in pairs),
@@ -120,7 +123,7 @@ def _status_text(records: Sequence[RunRecord]) -> str:
             first_step = min(record.summary.diverged_step or 0 for record in matching)
             details = {"diverged": f" at step {first_step}", "failed": f": {matching[0].error}"}
             words.append(("ok" if status == "completed" else status) + share + details.get(status, ""))
-    mixed = list(filter(None, map(foreign_steps_text, records)))
+    mixed = list(filter(None, map(steps_by_other_arm_text, records)))
     words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
     return "; ".join(words)
 

@@ -36,7 +36,7 @@ class RoundedStateDrift(FrozenRecord):
         return max(self.steady, self.falling)
 
 
-class Prefix(FrozenRecord):
+class WatchedFirstSteps(FrozenRecord):
     """What a watch of the first steps has seen, in fp32."""
 
     steps: int
@@ -79,7 +79,7 @@ class Outlook(FrozenRecord):
 
     version: int = 1
     subject: str = ""
-    prefix: Prefix
+    prefix: WatchedFirstSteps
     twin: Number | None = Field(
         None, description="rms difference of losses from those of weights changed by 2**-9"
     )

@@ -71,7 +71,7 @@ class ModuleTime(FrozenRecord):
     fp32_seconds: Finite = Field(0.0, description="of operations that compute in fp32")
 
 
-class Product(FrozenRecord):
+class UnalignedProduct(FrozenRecord):
     """A matrix product or convolution of a module whose sizes are no multiples of what tensor cores take."""
 
     module: str
@@ -109,7 +109,7 @@ class HeldMemory(FrozenRecord):
     bytes: int
 
 
-class Memory(FrozenRecord):
+class MemoryAtPeak(FrozenRecord):
     """What holds memory at the peak of a step."""
 
     measured_bytes: int = Field(description="the peak, from the allocator")
@@ -125,7 +125,7 @@ class Memory(FrozenRecord):
     reserved_bytes: int | None = Field(None, description="held by the caching allocator of a GPU")
 
 
-class Limits(FrozenRecord):
+class DeviceUtilization(FrozenRecord):
     """How near a step is to what the device can do; peaks are per second, in the type `peak_dtype`."""
 
     flops: Finite = Field(0.0, description="of a step, as torch.utils.flop_counter counts them")
@@ -162,7 +162,7 @@ class TimedChange(FrozenRecord):
         return 1 - self.seconds / self.before_seconds if self.before_seconds else 0.0
 
 
-class Reason(FrozenRecord):
+class ReasonForLittleGain(FrozenRecord):
     """Why an arm is not faster or not smaller."""
 
     kind: ReasonKind
@@ -186,11 +186,11 @@ class ArmProfile(FrozenRecord):
     parts: list[StepPart] = Field([])
     operations: list[Operation] = Field([])
     layers: list[ModuleTime] = Field([])
-    products: list[Product] = Field([])
+    products: list[UnalignedProduct] = Field([])
     syncs: list[HostRead] = Field([])
     repeated: list[RepeatedCast] = Field([])
-    memory: Memory | None = None
-    limits: Limits | None = None
+    memory: MemoryAtPeak | None = None
+    limits: DeviceUtilization | None = None
     rank_seconds: list[Finite] = Field(
         default_factory=list, description="of a step of each rank, if there are several"
     )
@@ -203,7 +203,7 @@ class ArmProfile(FrozenRecord):
     optimizer_operations: int = Field(0, description="in a step")
     batch_size: int | None = None
     trials: list[TimedChange] = Field([])
-    reasons: list[Reason] = Field([])
+    reasons: list[ReasonForLittleGain] = Field([])
     notes: list[str] = Field([])
     failure: str = Field("", description="why the arm has no profile")
 

@@ -120,7 +120,7 @@ class RunTrace(FrozenRecord):
     )
 
 
-def loss_tail_fields(losses: Sequence[float]) -> dict[str, float | int | None]:
+def loss_tail_summary_fields(losses: Sequence[float]) -> dict[str, float | int | None]:
     """Return the fields `loss_tail` and `loss_tail_steps` of a summary; no loss for a run without steps.
 
     Args:

@@ -15,7 +15,7 @@ from ampcompare.base.formatting import (
     format_seconds,
     printable_line,
 )
-from ampcompare.results.analysis.pairing.scores import metric_value
+from ampcompare.results.analysis.pairing.scores import final_metric_value
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import TOP5, Metric
@@ -203,7 +203,7 @@ def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60
     return Cell(printable_line(row.status, longest), tone, badge=bool(row.status))
 
 
-def _are_starts_compared(comparison: Comparison) -> bool:
+def _are_start_methods_compared(comparison: Comparison) -> bool:
     """Return whether ways to start processes and loaders are compared."""
     configs = [record.config for record in comparison.records]
     return len({(config.launcher, config.workers, config.threads) for config in configs}) > 1
@@ -230,7 +230,7 @@ def _other_metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
     means = {
-        one.head: column_of_run_means(partial(metric_value, name=one.name), partial(metric_text, one))
+        one.head: column_of_run_means(partial(final_metric_value, name=one.name), partial(metric_text, one))
         for one in others
     }
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
@@ -303,9 +303,11 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "skipped steps": column_of_summary(_skipped_steps_text),
     "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
     "engine": column_of_summary(_engine_text),
-    "start (s)": column_of_summary(lambda row: format_seconds(row.start_seconds), _are_starts_compared),
+    "start (s)": column_of_summary(
+        lambda row: format_seconds(row.start_seconds), _are_start_methods_compared
+    ),
     "first batch (s)": column_of_summary(
-        lambda row: format_seconds(row.loader_start_seconds), _are_starts_compared
+        lambda row: format_seconds(row.loader_start_seconds), _are_start_methods_compared
     ),
     "all-reduce %": column_of_summary(lambda row: format_percent(row.allreduce_share), _has_several_ranks),
 }
@@ -421,7 +423,7 @@ def _side_of_limit(value: float, limit: float) -> int:
     return (value > limit) - (value < limit)
 
 
-def verdict_detail(verdict: Verdict) -> str:
+def verdict_detail_without_margin(verdict: Verdict) -> str:
     """Return what the word of a verdict leaves out, except a margin, which the legend has."""
     return (
         verdict.update_counts_text
@@ -435,7 +437,7 @@ def verdict_tone(verdict: Verdict) -> Tone:
     return next((tone for tone, kinds in _TONES if verdict.kind in kinds), "")
 
 
-def time_words(verdict: Verdict, margin: float) -> str:
+def step_time_verdict_words(verdict: Verdict, margin: float) -> str:
     """Return what a verdict on the step time, whose margin is a share of it, says; "" where it decides nothing."""
     words: dict[Kind, str] = {
         "better": "faster",

@@ -11,14 +11,14 @@ from ampcompare.diagnosis.profiling.reasons import (
 )
 from ampcompare.results.records.profile import (
     ArmProfile,
+    DeviceUtilization,
     HeldMemory,
     HostRead,
-    Limits,
-    Memory,
-    Product,
+    MemoryAtPeak,
     RepeatedCast,
     StepPart,
     TimedChange,
+    UnalignedProduct,
 )
 
 
@@ -36,8 +36,8 @@ def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
         half_dtype=half,
         optimizer="Adam (for-loop)",
         parts=[*given, StepPart(phase="forward", kind="product", seconds=left)],
-        limits=Limits(flops=1e9, bytes=1e6),
-        memory=Memory(
+        limits=DeviceUtilization(flops=1e9, bytes=1e6),
+        memory=MemoryAtPeak(
             measured_bytes=1000, held=[HeldMemory(kind="weights", dtype="fp32", bytes=1000)], rest_bytes=0
         ),
     )
@@ -47,9 +47,9 @@ def _tried(change: str, seconds: float) -> list[TimedChange]:
     return [TimedChange(change=change, before_seconds=1, seconds=seconds)]
 
 
-HEAD = Product(module="head", operation="addmm", dtype="bf16", sizes=["out 30"], share=0.4)
+HEAD = UnalignedProduct(module="head", operation="addmm", dtype="bf16", sizes=["out 30"], share=0.4)
 KEPT = [HeldMemory(kind="mid", dtype="bf16", bytes=200)]
-TWICE = Memory(measured_bytes=1000, held=[], rest_bytes=0, kept_twice_bytes=200, kept_twice=KEPT)
+TWICE = MemoryAtPeak(measured_bytes=1000, held=[], rest_bytes=0, kept_twice_bytes=200, kept_twice=KEPT)
 FP32 = {"arm": "fp32", "half_dtype": ""}
 
 

@@ -18,7 +18,7 @@ from ampcompare.results.records.run import (
     Resumption,
     RunRecord,
     RunSummary,
-    loss_tail_fields,
+    loss_tail_summary_fields,
     read_record,
 )
 from ampcompare.results.records.step import StepRecord, iter_steps
@@ -189,10 +189,10 @@ def test_a_record_that_named_its_library_apart_is_read() -> None:
 
 def test_the_tail_is_the_last_fifth() -> None:
     """The mean is over the last fifth of the steps, rounded down, and over one step at least."""
-    assert loss_tail_fields(range(10)) == {"loss_tail": 8.5, "loss_tail_steps": 2}
-    assert loss_tail_fields([4.0, 2.0]) == {"loss_tail": 2.0, "loss_tail_steps": 1}
-    assert loss_tail_fields(array("d")) == {"loss_tail": None, "loss_tail_steps": 0}
-    assert math.isnan(loss_tail_fields([1.0] * 9 + [math.nan])["loss_tail"] or 0.0)
+    assert loss_tail_summary_fields(range(10)) == {"loss_tail": 8.5, "loss_tail_steps": 2}
+    assert loss_tail_summary_fields([4.0, 2.0]) == {"loss_tail": 2.0, "loss_tail_steps": 1}
+    assert loss_tail_summary_fields(array("d")) == {"loss_tail": None, "loss_tail_steps": 0}
+    assert math.isnan(loss_tail_summary_fields([1.0] * 9 + [math.nan])["loss_tail"] or 0.0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ampcompare
-from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix, ShareLost
+from ampcompare.results.records.outlook import ArmOutlook, Outlook, ShareLost, WatchedFirstSteps
 from ampcompare.results.report.base import FORMATS, write_result_in_formats
 from ampcompare.results.report.document import (
     Cell,
@@ -164,7 +164,7 @@ def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _outlook(*, rates_known: bool = True) -> Outlook:
     share = ShareLost(now=0.2, rest=0.6, at={50: 0.18, 99: 0.22}, curve=[0.22, 0.6, 1.0])
-    prefix = Prefix(
+    prefix = WatchedFirstSteps(
         steps=100,
         total=2000,
         basis="its scheduler, to step 2000" if rates_known else "a plateau of a metric decides them",

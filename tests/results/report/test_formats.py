@@ -28,7 +28,7 @@ from ampcompare.results.report.documents.comparison import (
     published_table,
     verdict_legend,
 )
-from ampcompare.results.report.documents.overview import make_overview, row_notes
+from ampcompare.results.report.documents.overview import make_overview_table, row_notes
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.settings.script import ScriptConfig, parse_metric
 from ampcompare.testing import make_comparison as comparison_of
@@ -328,7 +328,7 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
             80 if len(hostile.reference) < 80 else MAX_LINE
         )
     elif form == "md":
-        overview = make_overview(hostile)
+        overview = make_overview_table(hostile)
         table = _md_table(text)
         assert len(table) == 2 + len(hostile.arms)
         assert all(len(row) == len(overview.columns) + 1 for row in table)  # with notes
@@ -345,7 +345,7 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
         body = re.sub(r"\\\w+\{\}|\\[&%$#_{}]|\$\\(pm|Delta|leq)\$", "", code)
         assert not re.search(r"[%$#_~^<>|\"]", body)
         assert {line.count(" & ") for line in body.splitlines() if line.endswith(r" \\")} <= {
-            len(make_overview(hostile).columns) - 1,
+            len(make_overview_table(hostile).columns) - 1,
             len(columns_with_values(hostile)) - 1,
             len(verdict_columns(hostile)) - 1,
         }

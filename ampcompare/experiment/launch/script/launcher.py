@@ -54,7 +54,7 @@ from ampcompare.experiment.launch.script.rows import (
 )
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
-from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, loss_tail_fields
+from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, loss_tail_summary_fields
 from ampcompare.results.records.step import StepRecord
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.legacy.old_script import COMPAT_HINT, may_compat_torch_prevent
@@ -594,7 +594,7 @@ def _summarize_run(
         iqr = three_quarters - quarter
     return RunSummary(
         num_steps=len(steps),
-        **loss_tail_fields(losses),
+        **loss_tail_summary_fields(losses),
         losses_sha256=hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest(),
         skipped_steps=sum(not all(step.applied) for step in steps),
         warmup_steps=config.warmup_steps,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.conclusions.recommendation import none_recommended_sentences
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
-from ampcompare.results.analysis.pairing.learning import idle_verdict, why_margin_too_wide
+from ampcompare.results.analysis.pairing.learning import learned_nothing_verdict, why_margin_too_wide
 from ampcompare.results.analysis.pairing.pairs import (
     are_pairs_identical,
     has_pair_of_unequal_final_weights,
@@ -49,7 +49,7 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
     untested = comparison.error_rate == 0
     blocked = (
         untested
-        or idle_verdict(by_arm[reference])
+        or learned_nothing_verdict(by_arm[reference])
         or why_margin_too_wide(by_arm[reference], reference, margin)
     )
     if enough and not blocked:
@@ -63,14 +63,14 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
     if not any(row.completed for row in rows):
         return
     yield from sorted({f"{note}." for record in records for note in record.notes})
-    yield from _training_event_sentences(rows, records)
+    yield from _early_end_and_rollback_sentences(rows, records)
     yield from _averaged_weights_sentences({row.arm: by_arm[row.arm] for row in rows}, metric)
-    yield from _correlation_sentences(rows, reference, metric)
+    yield from _metric_correlation_sentences(rows, reference, metric)
     yield from _equal_loss_sentences(by_arm, reference)
-    yield from _cpu_half_sentences(records)
+    yield from _cpu_16bit_arithmetic_sentences(records)
 
 
-def _cpu_half_sentences(records: Sequence[RunRecord]) -> Iterable[str]:
+def _cpu_16bit_arithmetic_sentences(records: Sequence[RunRecord]) -> Iterable[str]:
     """Yield how 16 bits were computed on a CPU, if any run did so."""
     on_cpu = [record for record in records if str(record.environment.get("device", "")).startswith("cpu")]
     hows = {record.half for record in on_cpu}
@@ -81,7 +81,7 @@ def _cpu_half_sentences(records: Sequence[RunRecord]) -> Iterable[str]:
         yield FP16_ON_CPU.format(how=" and ".join(said))
 
 
-def look_sentences(comparison: Comparison, next_error_rate: float) -> Iterable[str]:
+def interim_look_sentences(comparison: Comparison, next_error_rate: float) -> Iterable[str]:
     """Yield which look this is and what it may spend; nothing where looks are not counted or nothing was tested."""
     number = comparison.look
     if not number:
@@ -118,7 +118,9 @@ def _divergence_rate_text(row: ArmSummary) -> str:
     return f"{row.arm} {row.diverged}/{ran} (95 % interval {interval})"
 
 
-def _training_event_sentences(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
+def _early_end_and_rollback_sentences(
+    rows: Sequence[ArmSummary], records: Sequence[RunRecord]
+) -> Iterable[str]:
     """Yield which arms trained for fewer epochs than others, and which rolled back to a good state."""
     for event, detail, happened in EVENTS:
         counts = {
@@ -129,7 +131,9 @@ def _training_event_sentences(rows: Sequence[ArmSummary], records: Sequence[RunR
             yield f"{event}: {', '.join(shown)}; the records say {detail}."
 
 
-def _correlation_sentences(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> Iterable[str]:
+def _metric_correlation_sentences(
+    rows: Sequence[ArmSummary], reference: str, metric: Metric
+) -> Iterable[str]:
     """Yield how far the values of the arms follow the reference's over seeds."""
     shown = [
         f"{row.arm} {row.metric_correlation:.2f}"

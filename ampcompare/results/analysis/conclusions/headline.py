@@ -8,24 +8,24 @@ from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.results.analysis.conclusions.phrases import (
     ArmNaming,
     difference_interval_text,
-    measured_on_phrase,
     memory_saving_text,
     names_text,
+    non_gpu_timing_phrase,
     number_word,
-    sample_caveat,
     saved_memory_share,
     step_time_ratio_text,
+    validation_samples_caveat,
 )
 from ampcompare.results.analysis.conclusions.recommendation import MIN_SAVING, recommended_arms
 from ampcompare.results.analysis.effects.quality import quality_effect
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.analysis.pairing.learning import (
-    divergence_cause,
     first_divergence_phrase,
-    idle_verdict,
-    partly_idle_sentences,
+    learned_nothing_verdict,
+    proven_divergence_cause,
     skipped_steps_sentences,
+    some_runs_learned_nothing_sentences,
     why_margin_too_wide,
 )
 from ampcompare.results.analysis.pairing.pairs import pairs_by_seed
@@ -92,17 +92,17 @@ def _warning_sentences(comparison: Comparison) -> Iterable[str]:
 def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
     rows = [row for row in comparison.arms if row.arm != comparison.reference]
     everyone = [row.arm for row in rows]
-    outcomes = list(_outcome_sentences(comparison, by_arm))
+    outcomes = list(_divergence_and_failure_sentences(comparison, by_arm))
     blocked = _why_nothing_to_compare(comparison, by_arm)
     if blocked or not rows:
         yield from [blocked] if blocked else _sentences_on_only_arm(comparison, by_arm)
         yield from outcomes
         yield from _speed_sentences(comparison, rows, everyone)
         return
-    yield from partly_idle_sentences(by_arm)
+    yield from some_runs_learned_nothing_sentences(by_arm)
     yield from skipped_steps_sentences({row.arm: by_arm.get(row.arm, []) for row in rows})
     if comparison.error_rate == 0 and comparison.look != 0:
-        yield _why_untested(comparison)
+        yield _why_no_verdicts(comparison)
     wide = why_margin_too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
     chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
     rest = [row for row in rows if row not in chosen]
@@ -110,19 +110,21 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     if wide:
         yield wide
     else:
-        yield from (use_sentence(row, comparison) for row in chosen)
+        yield from (recommendation_sentence(row, comparison) for row in chosen)
         yield from _quality_sentences(comparison, rest, ArmNaming(everyone, {row.arm for row in chosen}))
     yield from outcomes
     yield from _speed_sentences(
         comparison, [row for row in rows if row not in chosen or row.time.kind != "better"], everyone
     )
-    yield from filter(None, [_memory_sentence(comparison, rest), _engine_sentence(comparison, by_arm)])
+    yield from filter(
+        None, [_gpu_memory_sentence(comparison, rest), _mixed_engines_sentence(comparison, by_arm)]
+    )
 
 
-def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
+def recommendation_sentence(row: ArmSummary, comparison: Comparison) -> str:
     """Return the recommendation of an arm, with what it keeps and what it saves."""
     reference, metric = comparison.reference, comparison.metric
-    samples = sample_caveat([row], comparison)
+    samples = validation_samples_caveat([row], comparison)
     if row.quality.kind == "better":
         kept = f"better {metric.quality} than {reference} ({difference_interval_text(row, metric)}){samples}"
     elif row.quality.kind == "identical":
@@ -136,9 +138,9 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
         )
     gains = []
     if row.time.kind == "better":
-        gains.append(f"{step_time_ratio_text(row)} its step time{measured_on_phrase(comparison)}")
+        gains.append(f"{step_time_ratio_text(row)} its step time{non_gpu_timing_phrase(comparison)}")
     if saved_memory_share(row) >= MIN_SAVING and (
-        comparison.prefer == "memory" or not measured_on_phrase(comparison)
+        comparison.prefer == "memory" or not non_gpu_timing_phrase(comparison)
     ):
         gains.append(f"{memory_saving_text(row)} peak memory")
     if comparison.prefer == "memory":
@@ -167,7 +169,7 @@ def _why_nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequenc
     records = by_arm.get(reference, [])
     if other := not_as_declared_verdict(records):
         return f"Nothing to compare: {reference} is {other}."
-    if idle := idle_verdict(records):
+    if idle := learned_nothing_verdict(records):
         return f"Nothing to compare: {reference} {idle}."
     if not any(row.completed for row in comparison.arms):
         return "Nothing to compare: no run was completed."
@@ -190,7 +192,7 @@ def _sentences_on_only_arm(
     yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
 
 
-def _why_untested(comparison: Comparison) -> str:
+def _why_no_verdicts(comparison: Comparison) -> str:
     """Return why there are no verdicts: runs are missing, or no look is left. Look 0 had too few seeds for any."""
     if comparison.missing_cells:
         return (
@@ -201,7 +203,7 @@ def _why_untested(comparison: Comparison) -> str:
     return "No verdicts: nothing was tested; the details have the reason."
 
 
-def _engine_sentence(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
+def _mixed_engines_sentence(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return which arms ran on which engine of `apex.amp`, where both did."""
     arms: dict[tuple[str, str], list[str]] = {}
     for arm, records in by_arm.items():
@@ -247,7 +249,7 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
         )
         names.said.add(row.arm)
     if apart := rows_of_kind("not comparable"):
-        why = _first_reason_of_several(row.quality.detail for row in apart)
+        why = _first_reason_noting_others(row.quality.detail for row in apart)
         yield f"Not compared with {reference}: {names.names_in_sentence([row.arm for row in apart])} ({why})."
     for row in rows_of_kind("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
@@ -268,7 +270,7 @@ def _group_arms_by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str
     return arms
 
 
-def _first_reason_of_several(reasons: Iterable[str], several: str = "") -> str:
+def _first_reason_noting_others(reasons: Iterable[str], several: str = "") -> str:
     """Return the first of some reasons, and that there are others."""
     first, *others = dict.fromkeys(reasons)
     return f"{several}such as {first}" if others else first
@@ -300,7 +302,7 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
     tested = [row for row in rows if row.quality.kind != "identical"]
     same = [row.arm for row in rows if row not in tested]
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
-    shown = f"{_differences_text(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
+    shown = f"{_differences_or_range_text(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
     for row in tested:
         if row.quality.update_counts_text:
             shown += f"; {row.arm} after {row.quality.update_counts_text}"
@@ -308,11 +310,11 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
         f"; {names_text(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     )
     keep = names.sentence_beginning([row.arm for row in rows], "keeps", "keep")
-    what = f"{comparison.reference}'s {metric.quality}{sample_caveat(tested, comparison)}"
+    what = f"{comparison.reference}'s {metric.quality}{validation_samples_caveat(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
 
 
-def _differences_text(rows: Sequence[ArmSummary], metric: Metric) -> str:
+def _differences_or_range_text(rows: Sequence[ArmSummary], metric: Metric) -> str:
     """Return the differences of a few rows in their order, or the least and the largest of many."""
     known = [row.quality.effect for row in rows if row.quality.effect is not None]
     shown = list(map(metric.difference_text, known))
@@ -330,7 +332,7 @@ def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: 
     if metric.quality == "accuracy":
         how = f"{'more' if kind == 'better' else 'less'} accurate than"
     verb = "is" if len(rows) == 1 else "are"
-    return f"{names_text(parts)} {verb} {how} {comparison.reference}{sample_caveat(rows, comparison)}."
+    return f"{names_text(parts)} {verb} {how} {comparison.reference}{validation_samples_caveat(rows, comparison)}."
 
 
 def _sentences_on_undecided_arms(
@@ -358,7 +360,9 @@ def _sentences_on_undecided_arms(
         yield f"Inconclusive for {names.names_in_sentence(undecided)}{f': {why}' if why else ''}."
 
 
-def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
+def _divergence_and_failure_sentences(
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]
+) -> Iterable[str]:
     """Yield which arms diverged, with the cause where it is proven, and which failed, with their error.
 
     Args:
@@ -375,7 +379,7 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             why = ""
             if status == "diverged":
                 count, total = row.diverged, row.completed + row.diverged
-                why = divergence_cause(records)
+                why = proven_divergence_cause(records)
             elif status == "failed" and ended:
                 why = printable_line(ended[0].error or "", MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
             if count:
@@ -393,7 +397,7 @@ def _speed_sentences(
 ) -> Iterable[str]:
     """Yield the relative step times of these rows, and of which the speed is not known, with the reason."""
     known = [row for row in rows if row.time.low is not None]
-    where = measured_on_phrase(comparison)
+    where = non_gpu_timing_phrase(comparison)
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if row.time.kind in OPEN else ""
@@ -432,22 +436,22 @@ def _arms_and_reasons_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple
         found.append(
             (
                 invalid,
-                f"the measurement was invalid ({_first_reason_of_several(row.time.detail for row in invalid)})",
+                f"the measurement was invalid ({_first_reason_noting_others(row.time.detail for row in invalid)})",
             )
         )
     if others:
         found.append(
             (
                 others,
-                _first_reason_of_several((row.time.detail for row in others), "several reasons, "),
+                _first_reason_noting_others((row.time.detail for row in others), "several reasons, "),
             )
         )
     return [([row.arm for row in its], why) for its, why in found]
 
 
-def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
+def _gpu_memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     """Return which of these rows need less or more memory; nothing of a CPU, whose peaks move between runs."""
-    if measured_on_phrase(comparison) and comparison.records:
+    if non_gpu_timing_phrase(comparison) and comparison.records:
         return ""
     apart = sorted(
         (row for row in rows if abs(saved_memory_share(row)) >= MIN_SAVING),

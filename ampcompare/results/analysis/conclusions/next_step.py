@@ -20,8 +20,8 @@ from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import (
     EPS,
     arms_that_skip_most_steps,
-    divergence_cause,
-    idle_verdict,
+    learned_nothing_verdict,
+    proven_divergence_cause,
 )
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
@@ -53,7 +53,7 @@ def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]
         comparison: what there is.
         next_error_rate: what the next look may spend; 0 where no look is left.
     """
-    typed = TypedCommand.parse(comparison.command)
+    typed = CompareCommandLine.parse(comparison.command)
     steps = list(_all_next_steps(comparison, comparison.by_arm(), typed, next_error_rate))
     return list({step.command: step for step in reversed(steps)}.values())[::-1][:MAX_STEPS]
 
@@ -61,35 +61,37 @@ def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]
 def _all_next_steps(
     comparison: Comparison,
     by_arm: Mapping[str, Sequence[RunRecord]],
-    typed: TypedCommand | None,
+    typed: CompareCommandLine | None,
     next_error_rate: float,
 ) -> Iterator[NextStep]:
     rows = [row for row in comparison.arms if row.arm != comparison.reference]
     if typed is not None:
-        yield from _step_for_missing_runs(comparison, typed)
+        yield from _next_step_for_missing_runs(comparison, typed)
     reference = by_arm.get(comparison.reference, [])
-    blocked = _step_for_reference(comparison, reference, typed)
+    blocked = _next_step_for_unusable_reference(comparison, reference, typed)
     if blocked:
         yield blocked
-    yield from _steps_after_failure(comparison, by_arm)
+    yield from _next_steps_after_failure(comparison, by_arm)
     if blocked:
         return
     for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
         if not by_arm[row.arm][0].config.parsed_arm.is_as_written:  # such as a script in another stack
-            yield _step_to_explain(by_arm[row.arm], f"see what to write in a training script for {row.arm}")
+            yield _next_step_to_explain_arm(
+                by_arm[row.arm], f"see what to write in a training script for {row.arm}"
+            )
     if typed is not None:
         yield from _next_steps_with_more_seeds(comparison, rows, typed, next_error_rate)
     yield from _next_steps_after_divergence(comparison, by_arm, typed)
-    yield from _steps_after_skipped_steps(comparison, by_arm, typed)
+    yield from _next_steps_after_skipped_steps(comparison, by_arm, typed)
     if typed is not None:
-        yield from _steps_for_timing(rows, typed)
+        yield from _next_steps_for_valid_times(rows, typed)
 
 
-def _step_to_explain(records: Sequence[RunRecord], why: str) -> NextStep:
+def _next_step_to_explain_arm(records: Sequence[RunRecord], why: str) -> NextStep:
     return NextStep(command=shlex.join(["ampcompare", "explain", records[0].config.arm]), why=why)
 
 
-def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
+def _next_step_for_missing_runs(comparison: Comparison, typed: CompareCommandLine) -> Iterator[NextStep]:
     missing = comparison.missing_cells
     # of more seeds there are copies too; the headline has the remedy
     if missing and not comparison.only_copies:
@@ -97,14 +99,14 @@ def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Itera
         yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
 
 
-def _steps_after_failure(
+def _next_steps_after_failure(
     comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]
 ) -> Iterator[NextStep]:
     for records in by_arm.values():
         failed = [record for record in records if record.status == "failed"]
         if failed and failed[0].config.script is not None:
             if failed[0].environment.get("exit_code") != REFUSED:
-                yield _step_in_foreground(failed[0])
+                yield _next_step_rerunning_in_foreground(failed[0])
             continue
         if failed:
             arm, log = failed[0].config.arm, file_of_cell(failed[0].cell, CellFile.LOG)
@@ -113,7 +115,7 @@ def _steps_after_failure(
             return
 
 
-def _step_in_foreground(record: RunRecord) -> NextStep:
+def _next_step_rerunning_in_foreground(record: RunRecord) -> NextStep:
     """Return how to see a script fail; in a stack without the options that its recorder has not."""
     script, stack = record.config.script, record.config.stack
     assert script is not None
@@ -132,8 +134,8 @@ def _step_in_foreground(record: RunRecord) -> NextStep:
     )
 
 
-def _step_for_reference(
-    comparison: Comparison, records: Sequence[RunRecord], typed: TypedCommand | None
+def _next_step_for_unusable_reference(
+    comparison: Comparison, records: Sequence[RunRecord], typed: CompareCommandLine | None
 ) -> NextStep | None:
     """Return what to change where the reference gives nothing to compare with."""
     # which sets its own learning rate
@@ -147,7 +149,7 @@ def _step_for_reference(
             command=str(typed.with_option("--lr", lr).with_own_run_directory(f"lr-{lr}")),
             why=f"{name} itself diverged; try a lower learning rate",
         )
-    if not idle_verdict(records):
+    if not learned_nothing_verdict(records):
         return None
     epochs = str(max(10, 3 * recipe.epochs))
     longer = (
@@ -160,7 +162,7 @@ def _step_for_reference(
 
 
 def _next_steps_with_more_seeds(
-    comparison: Comparison, rows: Sequence[ArmSummary], typed: TypedCommand, next_error_rate: float
+    comparison: Comparison, rows: Sequence[ArmSummary], typed: CompareCommandLine, next_error_rate: float
 ) -> Iterator[NextStep]:
     """Yield the seeds that give a verdict, within the looks that are left."""
     if comparison.only_copies:  # of more seeds too
@@ -196,10 +198,10 @@ def _next_steps_with_more_seeds(
 
 
 def _next_steps_after_divergence(
-    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: TypedCommand | None
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: CompareCommandLine | None
 ) -> Iterator[NextStep]:
     arms = [row.arm for row in comparison.arms if row.diverged and by_arm.get(row.arm)]
-    by_eps = [arm for arm in arms if EPS in divergence_cause(by_arm[arm])]
+    by_eps = [arm for arm in arms if EPS in proven_divergence_cause(by_arm[arm])]
     if by_eps and typed is not None:
         yield NextStep(
             command=str(typed.with_option("--eps", SAFE_EPS).with_own_run_directory(f"eps-{SAFE_EPS}")),
@@ -209,20 +211,20 @@ def _next_steps_after_divergence(
         lost = [
             (step, one.config.recipe.seed)
             for one in by_arm[arm]
-            if (step := _step_of_divergence(one)) is not None
+            if (step := _first_bad_training_step(one)) is not None
         ]
         step, seed = min(lost, default=(None, 0))
         if typed is not None and typed.script and step is not None and step <= MAX_WATCHED:
             command = typed.command_to_diagnose(arm, seed, step)
             yield NextStep(command=command, why=f"find where {arm} overflows, and try what cures it")
         else:
-            yield _step_to_explain(
+            yield _next_step_to_explain_arm(
                 by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale"
             )
 
 
-def _steps_after_skipped_steps(
-    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: TypedCommand | None
+def _next_steps_after_skipped_steps(
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: CompareCommandLine | None
 ) -> Iterator[NextStep]:
     """Yield what finds the place that overflows at every loss scale, of the arm that skips the most steps."""
     found = arms_that_skip_most_steps(by_arm)
@@ -234,7 +236,7 @@ def _steps_after_skipped_steps(
     yield NextStep(command=command, why=f"find what overflows under {arm}, whose steps were skipped")
 
 
-def _step_of_divergence(record: RunRecord) -> int | None:
+def _first_bad_training_step(record: RunRecord) -> int | None:
     """Return the first bad step of a run, or None where it is not known, or the run is good."""
     if record.status != "diverged":
         return None
@@ -242,7 +244,7 @@ def _step_of_divergence(record: RunRecord) -> int | None:
     return record.summary.first_nonfinite_loss_step if found is None else found
 
 
-def _steps_for_timing(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
+def _next_steps_for_valid_times(rows: Sequence[ArmSummary], typed: CompareCommandLine) -> Iterator[NextStep]:
     kinds = [row.time.kind for row in rows]
     if "emulated" in kinds:
         on_gpu = typed.with_option("--device", "cuda").with_own_run_directory("gpu", same_recipe=True)
@@ -253,14 +255,14 @@ def _steps_for_timing(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterat
 
 
 @dataclass(frozen=True)
-class TypedCommand:
+class CompareCommandLine:
     """The words of `ampcompare compare ...`, and those of a script behind `--`."""
 
     words: tuple[str, ...]
     script: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> TypedCommand | None:
+    def parse(cls, text: str) -> CompareCommandLine | None:
         """Read a command line; None if it is not a single `ampcompare compare`, such as another command."""
         try:
             words = shlex.split(text)
@@ -284,14 +286,14 @@ class TypedCommand:
         places = self._positions_of_option(names)
         return self.words[places[-1] + 1] if places else None
 
-    def with_option(self, name: str, value: str | None, *other_names: str) -> TypedCommand:
+    def with_option(self, name: str, value: str | None, *other_names: str) -> CompareCommandLine:
         """Return the command with an option at another value, in its place, or at the end; without it for None."""
         places, words = self._positions_of_option((name, *other_names)), list(self.words)
         first = places[0] if places else len(words)
         for at in reversed(places):
             del words[at : at + 2]
         words[first:first] = [] if value is None else [name, value]
-        return TypedCommand(tuple(words), self.script)
+        return CompareCommandLine(tuple(words), self.script)
 
     def command_to_diagnose(self, arm: str, seed: int, step: int) -> str:
         """Return the command that watches the script under an arm, with a seed, up to a step."""
@@ -304,7 +306,7 @@ class TypedCommand:
         words += ["--steps", str(step + 2)] if step + 2 > WATCHED else []
         return shlex.join([*words, *self.script])
 
-    def with_own_run_directory(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
+    def with_own_run_directory(self, suffix: str, *, same_recipe: bool = False) -> CompareCommandLine:
         """Return the command with its own run directory; the default one is named by the recipe, or needs a tag."""
         folder = self.value_of_option("-o", "--output-dir")
         if folder is not None:

@@ -39,12 +39,12 @@ class ArmNaming:
         self.said.update(arms)
         return text
 
-    def sentence_beginning(self, arms: Sequence[str], one: str, several: str) -> str:
+    def sentence_beginning(self, arms: Sequence[str], singular_verb: str, plural_verb: str) -> str:
         """Return arms with a verb in the right number, as the beginning of a sentence."""
         group = _phrase_for_many_arms(arms, self.everyone, self.said)
         subject = f"{group[0].upper()}{group[1:]}" if group else names_text(arms)
         self.said.update(arms)
-        return f"{subject} {one if len(arms) == 1 else several}"
+        return f"{subject} {singular_verb if len(arms) == 1 else plural_verb}"
 
 
 def names_text(arms: Sequence[str]) -> str:
@@ -78,7 +78,7 @@ def number_word(number: int) -> str:
     return NUMBERS[number] if 0 < number < len(NUMBERS) else str(number)
 
 
-def sample_caveat(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
+def validation_samples_caveat(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
     """Return the caveat if a verdict on one of these rows does not extend beyond the validation samples."""
     open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
     noun = samples_noun(comparison.records)
@@ -104,7 +104,7 @@ def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:
     return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f}{doubt})"
 
 
-def measured_on_phrase(comparison: Comparison) -> str:
+def non_gpu_timing_phrase(comparison: Comparison) -> str:
     """Return where times were measured, if that is no GPU."""
     devices = {record.device_kind for record in comparison.records}
     return " on this CPU" if devices == {"cpu"} else ""

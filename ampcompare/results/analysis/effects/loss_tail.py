@@ -17,13 +17,16 @@ from ampcompare.results.analysis.inference.effect import (
 )
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
-from ampcompare.results.analysis.pairing.learning import idle_pairs_verdict, untested_verdict
+from ampcompare.results.analysis.pairing.learning import (
+    pairs_learned_nothing_verdict,
+    unjudgeable_quality_verdict,
+)
 from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, Pairing, have_pairs_equal_losses
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
 
-def tail_loss_evidence(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
+def tail_loss_evidence_of_pairs(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
     """Return the effect over pairs, or why their losses cannot be compared; neither for records that keep none.
 
     Args:
@@ -49,14 +52,14 @@ def tail_loss_evidence(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Ev
     return Evidence(two_stage_effect(here, there, early, floor) if any(early) else None, mean=whole.mean)
 
 
-def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
+def tail_loss_evidence_of_arm(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
     """Return what pairs say of the loss, and the verdict of an arm that needs no test; nothing without such a loss."""
-    tail = tail_loss_evidence(pairing.pairs, pilot)
+    tail = tail_loss_evidence_of_pairs(pairing.pairs, pilot)
     if tail.effect is None and not tail.untested:
         return tail
     untested = (
-        untested_verdict(pairing, tail.untested)
-        or idle_pairs_verdict(pairing.pairs)
+        unjudgeable_quality_verdict(pairing, tail.untested)
+        or pairs_learned_nothing_verdict(pairing.pairs)
         or (IDENTICAL if have_pairs_equal_losses(pairing.pairs) else Verdict())
     )
     return replace(

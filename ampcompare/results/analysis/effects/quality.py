@@ -20,17 +20,17 @@ from ampcompare.results.analysis.inference.terms import (
     QualityMargin,
     Terms,
     resolve_margin,
-    standard_error_to_margin,
+    standard_error_against_margin,
 )
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
 from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.analysis.pairing.learning import (
-    idle_pairs_verdict,
-    idle_verdict,
-    no_number_verdict,
-    no_ratio_verdict,
-    untested_verdict,
+    learned_nothing_verdict,
+    metric_without_ratio_verdict,
+    nan_metric_verdict,
+    pairs_learned_nothing_verdict,
+    unjudgeable_quality_verdict,
 )
 from ampcompare.results.analysis.pairing.pairs import (
     IDENTICAL,
@@ -74,12 +74,14 @@ def quality_margin(
         terms.margin_rule,
         [metric.factor * value for value in values],
         metric=metric,
-        resolution=_least_metric_difference(metric, runs, values),
+        resolution=_resolution_of_metric_differences(metric, runs, values),
         reference=reference,
     )
 
 
-def _least_metric_difference(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
+def _resolution_of_metric_differences(
+    metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]
+) -> float:
     """Return the least difference of two values, in the unit of shown differences."""
     step = spacing_of_scores(spacing_of_final_values(runs), metric, values)
     if metric.difference != "points":
@@ -125,7 +127,7 @@ def quality_effect(
     if not metric.is_count:
         return effect_in_spacings(effect, step)
     ours, theirs = values_of_pilot(arm, early), values_of_pilot(reference, early)
-    moved = standard_error_to_margin(ours, theirs, error_share) * sqrt(sum(early) / len(early))
+    moved = standard_error_against_margin(ours, theirs, error_share) * sqrt(sum(early) / len(early))
     return replace(effect, margin_error=moved, step=step)
 
 
@@ -133,9 +135,11 @@ def quality_evidence(pairing: Pairing, margin: QualityMargin, pilot: Collection[
     """Return what pairs say of the metric, and the verdict of an arm that needs no test."""
     pairs = pairing.pairs
     untested = (
-        untested_verdict(pairing, no_ratio_verdict([*pairing.arm, *(reference for _, reference in pairs)]))
-        or no_number_verdict(pairs)
-        or idle_pairs_verdict(pairs)
+        unjudgeable_quality_verdict(
+            pairing, metric_without_ratio_verdict([*pairing.arm, *(reference for _, reference in pairs)])
+        )
+        or nan_metric_verdict(pairs)
+        or pairs_learned_nothing_verdict(pairs)
         or (IDENTICAL if are_pairs_identical(pairs) else Verdict())
     )
     shown = quality_effect(pairs)
@@ -149,10 +153,10 @@ def quality_evidence(pairing: Pairing, margin: QualityMargin, pilot: Collection[
     )
 
 
-def quality_evidence_of_reference(itself: Pairing) -> Evidence:
+def quality_evidence_of_reference(reference_pairing: Pairing) -> Evidence:
     """Return what runs of the reference say of the metric: no effect, and the verdict that it has by itself."""
-    runs, effect = itself.arm, quality_effect(itself.pairs)
-    verdict = not_as_declared_verdict(runs) or divergence_verdict(runs) or idle_verdict(runs)
+    runs, effect = reference_pairing.arm, quality_effect(reference_pairing.pairs)
+    verdict = not_as_declared_verdict(runs) or divergence_verdict(runs) or learned_nothing_verdict(runs)
     return Evidence(untested=verdict, mean=None if effect is None else effect.mean)
 
 
@@ -178,7 +182,9 @@ def quality_effects(
     return {arm: effect for arm, effect in found.items() if effect is not None}
 
 
-def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) -> list[PrecisionRow]:
+def evaluation_precision_rows(
+    by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric
+) -> list[PrecisionRow]:
     """Return a row for each arm and precision that its completed runs were evaluated in, each run a pair."""
     found: dict[tuple[str, bool, str], list[tuple[RunRecord, PrecisionResult]]] = {}
     for arm, records in by_arm.items():
@@ -187,10 +193,10 @@ def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) ->
                 continue
             for result in record.summary.in_precisions:
                 found.setdefault((arm, result.averaged, result.precision), []).append((record, result))
-    return [_precision_row(arm, evaluated, metric) for (arm, *_), evaluated in found.items()]
+    return [_evaluation_precision_row(arm, evaluated, metric) for (arm, *_), evaluated in found.items()]
 
 
-def _precision_row(
+def _evaluation_precision_row(
     arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric
 ) -> PrecisionRow:
     _, first = evaluated[0]
@@ -228,12 +234,12 @@ def _precision_row(
 
 
 def _difference_interval(
-    values: Sequence[float], owns: Sequence[float], samples: int, metric: Metric
+    values: Sequence[float], own_values: Sequence[float], samples: int, metric: Metric
 ) -> list[float | None]:
     """Return the 95 % interval of the mean difference over runs; None where there is none."""
-    if not all(is_score(value, metric) for value in [*values, *owns]):
+    if not all(is_score(value, metric) for value in [*values, *own_values]):
         return [None, None]
-    here, there = ([metric.score(value) for value in side] for side in (values, owns))
+    here, there = ([metric.score(value) for value in side] for side in (values, own_values))
     effect = paired_effect(
         here,
         there,

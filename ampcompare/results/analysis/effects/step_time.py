@@ -49,13 +49,13 @@ def invalid_time_reason(record: RunRecord) -> str:
         return f"data-bound: waits {100 * wait / step:.0f} % of a step for data"
     if readings is None:
         return ""
-    others = _other_work_reason(record, readings) or _unsteady_clock_reason(record, readings)
+    others = _timing_interference_reason(record, readings) or _unsteady_clock_reason(record, readings)
     if not others and readings.outlier_share is not None and readings.outlier_share > MAX_OUTLIERS:
         return f"{100 * readings.outlier_share:.0f} % of steps are outliers"
     return others or _step_time_drift_reason(readings)
 
 
-def _other_work_reason(record: RunRecord, readings: SystemReadings) -> str:
+def _timing_interference_reason(record: RunRecord, readings: SystemReadings) -> str:
     """Return what else held up the device or the cores of a run; "" if nothing did."""
     slowed = [reason for reason in readings.throttled if reason not in NORMAL]
     if slowed:
@@ -113,7 +113,7 @@ def time_evidence(pairing: Pairing) -> Evidence:
     """
     pairs = pairing.pairs
     untested = incomparable_time_verdict(pairing)
-    rounds = [_rounds_of_pair(pair) for pair in pairs]
+    rounds = [_timing_round_pairs(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
     timed = _usable_pairs_by_seed(
         seeds, lambda pair: all(record.summary.step_seconds_median for record in pair)
@@ -136,12 +136,14 @@ def _invalid_time_reason_of_pair(pair: Pair) -> str:
     return invalid_time_reason(arm) or invalid_time_reason(reference)
 
 
-def _usable_pairs_by_seed(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) -> list[list[Pair]]:
+def _usable_pairs_by_seed(
+    pairs_by_seed: Sequence[Sequence[Pair]], is_usable: Callable[[Pair], bool]
+) -> list[list[Pair]]:
     """Return the measurements of each seed that are of use, without seeds that have none."""
-    return [kept for seed in seeds if (kept := [pair for pair in seed if use(pair)])]
+    return [kept for seed in pairs_by_seed if (kept := [pair for pair in seed if is_usable(pair)])]
 
 
-def _rounds_of_pair(pair: Pair) -> list[Pair]:
+def _timing_round_pairs(pair: Pair) -> list[Pair]:
     """Return each timing round of both cells as a pair of records with its times."""
     arm, reference = (
         {timing.number: timing for timing in record.timing_rounds if timing.step_seconds_median}
@@ -168,7 +170,7 @@ def _record_with_round_times(record: RunRecord, timing: TimingRound) -> RunRecor
     )
 
 
-def rounds_sentence(records: Sequence[RunRecord]) -> str:
+def timing_rounds_sentence(records: Sequence[RunRecord]) -> str:
     """Return a sentence on the timing rounds that the verdicts on time are from; "" if there are none."""
     counts = [len(record.timing_rounds) for record in records if record.status == "completed"]
     if not any(counts):
@@ -188,11 +190,11 @@ def time_ratio_of_log(logarithm: float) -> float:
     return math.exp(logarithm) if logarithm < MAX_LOGARITHM else math.inf
 
 
-def _time_effect(seeds: Sequence[Sequence[Pair]]) -> Effect:
+def _time_effect(pairs_by_seed: Sequence[Sequence[Pair]]) -> Effect:
     """Return the effect on the logarithm of the step time over the means of seeds, positive where the arm is faster."""
     logs = [
         [statistics.fmean(map(_logarithm_of_step_time, side)) for side in zip(*seed, strict=True)]
-        for seed in seeds
+        for seed in pairs_by_seed
     ]
     return paired_effect([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
 

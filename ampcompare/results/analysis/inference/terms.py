@@ -3,7 +3,7 @@
 The margin of the metric is a rule: a number, a share of the reference's errors, or standard deviations over seeds. What
 a rule computes from runs is itself uncertain, and the tests must still err in 5 % at most where the difference is
 exactly the margin. A margin in standard deviations therefore uses a lower limit of the spread, and one that is a share
-of the errors is tested with the error of both (`standard_error_to_margin`).
+of the errors is tested with the error of both (`standard_error_against_margin`).
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def resolve_margin(
     """
     check_margin(rule, metric)
     in_units = [_value_in_margin_unit(value, metric) for value in values]
-    usual = _usual_margin(metric, values)
+    usual = _default_margin(metric, values)
     if rule.kind == "errors" and not metric.has_errors:
         rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
 
@@ -244,7 +244,7 @@ def resolve_margin(
     return compute_margin(share * errors, said, 0.0 if least else share)
 
 
-def _usual_margin(metric: Metric, values: Sequence[float]) -> float:
+def _default_margin(metric: Metric, values: Sequence[float]) -> float:
     """Return the usual margin in the unit of shown differences, or what is shown where there is none."""
     if metric.margin is not None:
         return metric.margin if metric.difference == "points" else 100 * metric.margin
@@ -266,7 +266,9 @@ def _value_in_margin_unit(value: float, metric: Metric) -> float:
     return 100 * math.log(value / metric.factor) if value > 0 else math.nan
 
 
-def standard_error_to_margin(arm: Sequence[float], reference: Sequence[float], error_share: float) -> float:
+def standard_error_against_margin(
+    arm: Sequence[float], reference: Sequence[float], error_share: float
+) -> float:
     """Return the standard error of paired differences to a margin that may be a share of the reference's errors.
 
     With accuracies a and r and a share f of the errors, "non-inferior" is a - r > -f (1 - r): the mean of

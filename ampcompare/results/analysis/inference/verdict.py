@@ -157,7 +157,7 @@ def decide_verdicts(
 
 
 @dataclass(frozen=True)
-class _TestedClaim:
+class _HypothesisTest:
     """What a test can show of an effect: that its interval lies in a region, by p value, sides and (bounds, margin).
 
     A one-sided test at 5 % has an interval of 90 %.
@@ -178,16 +178,16 @@ class _HolmStep:
     confidence: float
 
 
-DIFFERENT = _TestedClaim(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
-NON_INFERIOR = _TestedClaim(lambda p: p.non_inferior, 1, lambda low, high, margin: low > -margin)
-EQUIVALENT = _TestedClaim(
+DIFFERENT = _HypothesisTest(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
+NON_INFERIOR = _HypothesisTest(lambda p: p.non_inferior, 1, lambda low, high, margin: low > -margin)
+EQUIVALENT = _HypothesisTest(
     lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin
 )
 CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
 
 
 def _test_claim_by_holm(
-    effects: Sequence[Effect], p: Sequence[float], claim: _TestedClaim, margin: float, alpha: float
+    effects: Sequence[Effect], p: Sequence[float], claim: _HypothesisTest, margin: float, alpha: float
 ) -> list[_HolmStep]:
     """Test one claim for all effects by Holm's step-down method.
 
@@ -228,17 +228,21 @@ def _verdict_of_claims(
         different = replace(hull, shown=hull.shown and DIFFERENT.holds(hull.low, hull.high, margin.size))
     matters = different.shown and (not margin.practical or abs(effect.mean) > margin.size)
     if equivalent.shown:
-        return _verdict_of_step("equivalent", equivalent, why=f"±{margin.shown}")
+        return _verdict_of_holm_step("equivalent", equivalent, why=f"±{margin.shown}")
     if matters and effect.mean > 0:
-        return _verdict_of_step("better", different)
+        return _verdict_of_holm_step("better", different)
     if non_inferior.shown:
-        return _verdict_of_step("non-inferior", non_inferior, why=f"margin {margin.shown}")
+        return _verdict_of_holm_step("non-inferior", non_inferior, why=f"margin {margin.shown}")
     if matters:
-        return _verdict_of_step("worse", different)
-    return _verdict_of_step("inconclusive", hull, more_seeds=_more_seeds_to_settle(effect, margin, alpha))
+        return _verdict_of_holm_step("worse", different)
+    return _verdict_of_holm_step(
+        "inconclusive", hull, more_seeds=_more_seeds_to_settle(effect, margin, alpha)
+    )
 
 
-def _verdict_of_step(kind: Kind, step: _HolmStep, why: str = "", more_seeds: int | None = None) -> Verdict:
+def _verdict_of_holm_step(
+    kind: Kind, step: _HolmStep, why: str = "", more_seeds: int | None = None
+) -> Verdict:
     return Verdict(
         kind=kind, why=why, more_seeds=more_seeds, low=step.low, high=step.high, confidence=step.confidence
     )

@@ -14,8 +14,8 @@ from ampcompare.base.files.loaded_code import names_of_differing_files
 from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
-from ampcompare.results.analysis.pairing.scores import other_metric_reason
-from ampcompare.results.analysis.pairing.seeding import seed_sentences, unlike_seed_line
+from ampcompare.results.analysis.pairing.scores import unlike_metrics_reason
+from ampcompare.results.analysis.pairing.seeding import seed_shift_sentences, unlike_seed_line
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord, RunSummary, remarks_of_script
 from ampcompare.results.records.verdict import Verdict
@@ -105,16 +105,16 @@ def quality_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_so
     """Return how the work of two runs differs, so that their quality cannot be compared; "" if they can."""
     same_software = same_software and arm.config.stack == reference.config.stack
     return (
-        other_metric_reason(arm, reference)
-        or foreign_steps_text(arm)
-        or foreign_steps_text(reference)
+        unlike_metrics_reason(arm, reference)
+        or steps_by_other_arm_text(arm)
+        or steps_by_other_arm_text(reference)
         or _unlike_recipes_reason(arm, reference)
         or _unlike_scripts_reason(arm, reference)
-        or _undeclared_reference_reason(reference)
+        or _reference_not_as_declared_reason(reference)
         or _unlike_variables_reason(arm, reference)
         or (unlike_code_reason(arm, reference) if same_software else "")
-        or _unnamed_difference_reason(POLICY, arm, reference)
-        or _unlike_outcomes_reason(arm.summary, reference.summary)
+        or _unlabeled_setting_difference_reason(POLICY, arm, reference)
+        or _unlike_validation_or_updates_reason(arm.summary, reference.summary)
         or (_unlike_environments_reason(SOFTWARE[:1], arm, reference) if same_software else "")
     )
 
@@ -164,13 +164,13 @@ def _unlike_machines_reason(arm: RunRecord, reference: RunRecord, *, same_softwa
         (f"on {here}, not {there}" if here != there else "")
         or _unlike_environments_reason(HARDWARE, arm, reference)
         or (_unlike_environments_reason(SOFTWARE, arm, reference) if same_software else "")
-        or _unnamed_difference_reason(SPEED, arm, reference)
+        or _unlabeled_setting_difference_reason(SPEED, arm, reference)
         or resume_changes_text(arm)
         or resume_changes_text(reference)
     )
 
 
-def foreign_steps_text(record: RunRecord) -> str:
+def steps_by_other_arm_text(record: RunRecord) -> str:
     """Return which other arm trained a run, and for how many steps, before its own arm resumed it."""
     parts = []
     before = 0
@@ -229,7 +229,7 @@ def _unlike_recipes_reason(arm: RunRecord, reference: RunRecord) -> str:
     words += _setting_difference_words(
         [path for path in paths if path not in NO_WORK], arm.config, reference.config
     )
-    return _texts_in_a_row(words)
+    return _join_first_texts(words)
 
 
 def _unlike_scripts_reason(arm: RunRecord, reference: RunRecord) -> str:
@@ -260,23 +260,23 @@ def unlike_code_reason(arm: RunRecord, reference: RunRecord) -> str:
         [name for name in files if name.startswith("$") == is_one] for is_one in (True, False)
     )
     if files:
-        return f"of another version of {_texts_in_a_row(files, ', ')}"
+        return f"of another version of {_join_first_texts(files, ', ')}"
     if variables:
-        return f"with another {_texts_in_a_row(variables, ', ')}"
+        return f"with another {_join_first_texts(variables, ', ')}"
     packages = [
         name for name in names_of_differing_files(arm.packages, reference.packages) if name not in EVERYWHERE
     ]
-    return _texts_in_a_row(
+    return _join_first_texts(
         [f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages]
     )
 
 
-def _undeclared_reference_reason(reference: RunRecord) -> str:
+def _reference_not_as_declared_reason(reference: RunRecord) -> str:
     why = why_not_as_declared([reference])
     return f"{reference.arm}, the reference, is not as declared: {why}" if why else ""
 
 
-def _unlike_outcomes_reason(arm: RunSummary, reference: RunSummary) -> str:
+def _unlike_validation_or_updates_reason(arm: RunSummary, reference: RunSummary) -> str:
     """Return how validation differs, and updates, unless a run ended early or went back as its recipe allows."""
     free = any(
         summary.ended or summary.rollbacks or summary.diverged_step is not None
@@ -302,7 +302,7 @@ def _unlike_environments_reason(names: Sequence[str], arm: RunRecord, reference:
     return ""
 
 
-def _unnamed_difference_reason(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+def _unlabeled_setting_difference_reason(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of these settings two runs differ, unless the label of a row names them."""
     named = settings_named_by_label(arm) | settings_named_by_label(reference)
     return _setting_differences_text(
@@ -312,7 +312,7 @@ def _unnamed_difference_reason(paths: Sequence[str], arm: RunRecord, reference: 
 
 def _setting_differences_text(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     changed = changed_settings(arm.config, reference.config)
-    return _texts_in_a_row(
+    return _join_first_texts(
         _setting_difference_words([path for path in paths if path in changed], arm.config, reference.config)
     )
 
@@ -347,7 +347,7 @@ def _setting_difference_words(paths: Sequence[str], arm: RunConfig, reference: R
     return [f"{path.rpartition('.')[2]} {here.get(path)}, not {there.get(path)}" for path in paths]
 
 
-def _texts_in_a_row(words: Sequence[str], separator: str = "; ") -> str:
+def _join_first_texts(words: Sequence[str], separator: str = "; ") -> str:
     return separator.join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])
 
 
@@ -368,7 +368,7 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
 }
 
 
-def lines_on_differing_circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+def lines_on_unlike_run_conditions(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield a line for each difference between the cells of a comparison, except arm, seed and settings."""
     rows: dict[str, list[RunRecord]] = {}
     for record in sorted(finished_runs(records), key=lambda record: record.arm != reference):
@@ -385,27 +385,27 @@ def lines_on_differing_circumstances(records: Sequence[RunRecord], reference: st
             yield f"Cells ran with different {what}: {'; '.join(shown)}."
     for arm, runs in rows.items():
         for text_of, end in (
-            (foreign_steps_text, f", so its results are not those of {arm} alone"),
+            (steps_by_other_arm_text, f", so its results are not those of {arm} alone"),
             (resume_changes_text, ""),
         ):
             texts = list(filter(None, map(text_of, runs)))
             for text in dict.fromkeys(texts):
                 yield f"{arm}: {texts.count(text)} of {len(runs)} runs {text}{end}."
-    if unread := sorted({arm for arm, runs in rows.items() if any(map(_has_unread_gpu, runs))}):
+    if unread := sorted({arm for arm, runs in rows.items() if any(map(_lacks_gpu_readings, runs))}):
         yield (
             f"Not checked on the GPU of {', '.join(unread)}: clock, throttling, other processes; their times count as "
             "valid all the same. Install ampcompare[gpu] to read them."
         )
 
 
-def _has_unread_gpu(record: RunRecord) -> bool:
+def _lacks_gpu_readings(record: RunRecord) -> bool:
     return record.device_kind == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
 
 
-def are_runs_paired(records: Sequence[RunRecord], reference: str) -> bool:
+def may_runs_be_paired(records: Sequence[RunRecord], reference: str) -> bool:
     """Return whether no runs of one seed are known to have started apart, or to be of other code."""
     return not any(
-        start_difference_reason(*pair) or _other_code_reason(*pair)
+        start_difference_reason(*pair) or _unlike_script_files_reason(*pair)
         for pair in _pairs_with_reference(records, reference)
     )
 
@@ -439,7 +439,7 @@ def _torch_versions_of_unlike_stacks(record: RunRecord, other: RunRecord) -> tup
     return torches if record.config.stack != other.config.stack and torches[0] != torches[1] else None
 
 
-def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+def script_pairing_and_departure_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield what was seen of the pairing of a script's runs, and in what their arms depart from what it asks for."""
     ran = [record for record in records if record.script is not None]
     pairs = _pairs_with_reference(ran, reference)
@@ -458,12 +458,12 @@ def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> It
         yield (
             f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."
         )
-    other_code = sorted({_other_code_reason(*pair) for pair in pairs} - {""})
+    other_code = sorted({_unlike_script_files_reason(*pair) for pair in pairs} - {""})
     for reason in other_code:
         yield f"Not paired: cells are {reason}, and have no verdict. Run the command that began them again."
     if pairs and not apart and not other_code:
         yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
-    yield from seed_sentences(ran)
+    yield from seed_shift_sentences(ran)
     arms: dict[str, dict[str, None]] = {}
     for record in ran:
         if record.script is None:
@@ -474,6 +474,6 @@ def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> It
         yield f"{', '.join(names)}: {note}."
 
 
-def _other_code_reason(arm: RunRecord, reference: RunRecord) -> str:
+def _unlike_script_files_reason(arm: RunRecord, reference: RunRecord) -> str:
     files = names_of_differing_files(arm.code or {}, reference.code or {})
     return f"of other versions of {', '.join(files)}" if files else ""

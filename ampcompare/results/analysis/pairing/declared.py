@@ -73,7 +73,7 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
     return ""
 
 
-def options_of_updates(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
+def roles_and_changes_by_update_option(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
     """Return each option of updates alone, with what the arm without it declares and which fields it changes.
 
     Args:
@@ -105,7 +105,7 @@ def ineffective_option_sentences(arm: Arm, ledger: Ledger) -> list[str]:
     sentences = []
     if not ledger.groups or _are_all_steps_skipped(ledger):
         return []
-    for word, (less, changed) in options_of_updates(arm).items():
+    for word, (less, changed) in roles_and_changes_by_update_option(arm).items():
         found = role_comparisons(arm.roles, ledger)
         strict = replace(less, asks_state=True)  # what runs without the option is what it declares
         if not any(role.differs for role in (*found, *role_comparisons(strict, ledger))):
@@ -125,7 +125,7 @@ def sentences_on_types_not_of_arm(roles: Roles | None, ledger: Ledger) -> list[s
         if roles is not None and name in found and found[name].departs:
             own = ", ".join(
                 f"{_share_percent_text(100 * part[one])} %" + f" of {name} in {one}"
-                for one in _other_half_types(roles, part)
+                for one in _undeclared_16bit_types(roles, part)
             )
             notes.append(f"{own}: frozen weights")
     if roles is not None and found["state"].departs:
@@ -216,8 +216,8 @@ def _declared_types_and_agreement_by_part(roles: Roles, ledger: Ledger) -> dict[
 def _parts_of_other_types_than_declared(roles: Roles, ledger: Ledger) -> set[str]:
     """Return the parts that are of other types than declared, be it by what the arm leaves alone."""
     departs = {
-        "forward products": bool(_other_half_types(roles, ledger.forward)),
-        "backward products": bool(_other_half_types(roles, ledger.backward)),
+        "forward products": bool(_undeclared_16bit_types(roles, ledger.forward)),
+        "backward products": bool(_undeclared_16bit_types(roles, ledger.backward)),
         "state": not _fits_declared_type(
             roles.state, ledger.types_of_groups("state"), _types_allowed_beside_declared(roles)
         ),
@@ -374,7 +374,7 @@ def _has_products_in_declared_type(roles: Roles, types: Mapping[str, float], led
     )
 
 
-def _other_half_types(roles: Roles, types: Mapping[str, float]) -> list[str]:
+def _undeclared_16bit_types(roles: Roles, types: Mapping[str, float]) -> list[str]:
     """Return the 16-bit types of products that are not the declared one."""
     if roles.operand_type not in FLOATS:
         return []

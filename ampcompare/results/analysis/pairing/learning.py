@@ -30,16 +30,16 @@ EPS = "docs/examples/divergence.md"
 NAN = "docs/troubleshooting.md"
 
 
-def why_run_is_idle(record: RunRecord) -> str:
+def why_run_learned_nothing(record: RunRecord) -> str:
     """Return why a completed run learned nothing; "" if it did, or if its record cannot tell.
 
     It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than a
     constant guess (for counts: within three binomial standard deviations of it), or the training loss did not fall.
     """
-    return _idle_rule_and_reason(record)[1]
+    return _learned_nothing_rule_and_reason(record)[1]
 
 
-def _idle_rule_and_reason(record: RunRecord) -> tuple[str, str]:
+def _learned_nothing_rule_and_reason(record: RunRecord) -> tuple[str, str]:
     """Return which rule shows that a run learned nothing, and why in words; both "" if none does."""
     summary = record.summary
     if summary.num_steps and summary.skipped_steps == summary.num_steps:
@@ -83,11 +83,11 @@ def _why_no_better_than_chance(metric: Metric, last: EpochResult) -> str:
     return f"{metric.name} {metric.text(value, decimals)}, chance {metric.text(chance, decimals)}"
 
 
-def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
+def learned_nothing_verdict(records: Sequence[RunRecord]) -> Verdict:
     """Return the verdict on an arm of which no completed run learned anything, with the numbers of the best one."""
     runs = [record for record in records if record.status == "completed"]
     runs.sort(key=_final_score_of_run, reverse=True)
-    reasons = [_idle_rule_and_reason(record) for record in runs]
+    reasons = [_learned_nothing_rule_and_reason(record) for record in runs]
     if not reasons or not all(rule for rule, _ in reasons):
         return Verdict()
     usual = statistics.mode(rule for rule, _ in reasons)
@@ -99,18 +99,22 @@ def _final_score_of_run(record: RunRecord) -> float:
     return record.metric.score(value) if is_score(value, record.metric) else -math.inf
 
 
-def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
+def unjudgeable_quality_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
     """Return the verdict of an arm that cannot be judged by what its trainings reached; an empty one if it can."""
     return (
         divergence_verdict(pairing.arm)
         or incomparable_quality_verdict(pairing)
         or no_effect
-        or idle_verdict(pairing.arm)
-        or (NO_VERDICT if idle_verdict([reference for _, reference in pairing.pairs]) else Verdict())
+        or learned_nothing_verdict(pairing.arm)
+        or (
+            NO_VERDICT
+            if learned_nothing_verdict([reference for _, reference in pairing.pairs])
+            else Verdict()
+        )
     )
 
 
-def no_ratio_verdict(runs: Iterable[RunRecord]) -> Verdict:
+def metric_without_ratio_verdict(runs: Iterable[RunRecord]) -> Verdict:
     """Return the verdict where a script's metric has no ratio to others in one of some runs."""
     found = next(filter(_has_metric_without_ratio, runs), None)
     if found is None:
@@ -121,11 +125,9 @@ def no_ratio_verdict(runs: Iterable[RunRecord]) -> Verdict:
     return Verdict(kind="not comparable", why=why)
 
 
-def no_number_verdict(pairs: Sequence[Pair]) -> Verdict:
+def nan_metric_verdict(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where the metric of a run in these pairs is there and not a number."""
-    arm, reference = (
-        [run for pair in pairs if _has_metric_without_number(run := pair[side])] for side in (0, 1)
-    )
+    arm, reference = ([run for pair in pairs if _has_nan_metric(run := pair[side])] for side in (0, 1))
     for runs in filter(None, (arm, reference)):
         metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0
         shown = f"{metric.name} {metric.number(value)}"
@@ -137,14 +139,14 @@ def no_number_verdict(pairs: Sequence[Pair]) -> Verdict:
     return Verdict()
 
 
-def _has_metric_without_number(record: RunRecord) -> bool:
+def _has_nan_metric(record: RunRecord) -> bool:
     value = record.summary.metric_final
     return value is not None and not is_score(value, record.metric)
 
 
-def idle_pairs_verdict(pairs: Sequence[Pair]) -> Verdict:
+def pairs_learned_nothing_verdict(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
-    both = [(why_run_is_idle(arm), why_run_is_idle(other)) for arm, other in pairs]
+    both = [(why_run_learned_nothing(arm), why_run_learned_nothing(other)) for arm, other in pairs]
     reasons = [reason for reason, of_other in both if reason and of_other]
     if not reasons:
         return Verdict()
@@ -162,7 +164,7 @@ def why_margin_too_wide(runs: Sequence[RunRecord], reference: str, margin: float
         for value, chance in zip(finals, chances, strict=True)
         if is_score(value, metric) and is_score(chance, metric)
     ]
-    if not gains or idle_verdict(runs) or metric.score_margin(margin) < statistics.fmean(gains):
+    if not gains or learned_nothing_verdict(runs) or metric.score_margin(margin) < statistics.fmean(gains):
         return ""
     mean = statistics.fmean(gains)
     unit = metric.difference_suffix
@@ -177,10 +179,10 @@ def why_margin_too_wide(runs: Sequence[RunRecord], reference: str, margin: float
     )
 
 
-def partly_idle_sentences(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+def some_runs_learned_nothing_sentences(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Yield which arms learned nothing in some of their runs, though not in all."""
     idle = {
-        arm: [bool(why_run_is_idle(record)) for record in records if record.status == "completed"]
+        arm: [bool(why_run_learned_nothing(record)) for record in records if record.status == "completed"]
         for arm, records in by_arm.items()
     }
     some = [f"{arm} in {sum(runs)} of {len(runs)}" for arm, runs in idle.items() if 0 < sum(runs) < len(runs)]
@@ -222,8 +224,8 @@ def _has_loss_fallen(losses: Sequence[float]) -> bool:
         return True
     half = losses[len(losses) // 2 :]
     return (
-        _deviate_of_rank_test(first, later) > FELL
-        or _deviate_of_rank_test(losses[:3], half) > FELL
+        _z_score_of_rank_test(first, later) > FELL
+        or _z_score_of_rank_test(losses[:3], half) > FELL
         or _loss_with_nan_as_largest(losses[0]) > max(map(_loss_with_nan_as_largest, half))
     )
 
@@ -238,7 +240,7 @@ def _loss_with_nan_as_largest(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _deviate_of_rank_test(early: Sequence[float], late: Sequence[float]) -> float:
+def _z_score_of_rank_test(early: Sequence[float], late: Sequence[float]) -> float:
     """Return the normal deviate of Mann and Whitney's U, large where early losses are above late ones.
 
     Ranks, because one spike of a loss would hide a fall from a test of means.
@@ -261,13 +263,13 @@ def first_divergence_phrase(records: Sequence[RunRecord]) -> str:
     return f"{'' if steps[0] == steps[-1] else ', first'} at step {steps[0]}"
 
 
-def divergence_cause(records: Sequence[RunRecord]) -> str:
+def proven_divergence_cause(records: Sequence[RunRecord]) -> str:
     """Return the proven cause of all diverged runs of an arm, with the page that explains it; "" if not proven."""
-    causes = {_divergence_cause_of_run(record) for record in records if record.status == "diverged"}
+    causes = {_proven_divergence_cause_of_run(record) for record in records if record.status == "diverged"}
     return causes.pop() if len(causes) == 1 else ""
 
 
-def _divergence_cause_of_run(record: RunRecord) -> str:
+def _proven_divergence_cause_of_run(record: RunRecord) -> str:
     summary = record.summary
     optimizer = record.config.recipe.optimizer
     lost = [] if record.script is None else record.script.lost_statistics

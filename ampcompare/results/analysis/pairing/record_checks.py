@@ -16,7 +16,7 @@ from ampcompare.results.records.document import read_model_and_plain_content, re
 from ampcompare.results.records.run import RunRecord
 
 
-class UnusedCopy(NamedTuple):
+class DuplicateRun(NamedTuple):
     """A record that is not another run: whose it is and why, and whether its script seeds itself, as all seeds do."""
 
     text: str
@@ -65,14 +65,14 @@ BEGAN_OTHERWISE = (
 )
 
 
-def unique_runs_and_unused_copies(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[UnusedCopy]]:
+def unique_and_duplicate_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[DuplicateRun]]:
     """Return the records that are one run each, and those that are not used.
 
     A cell counts once, and so does a completed run whose losses equal those of a lower seed of its arm to the last bit.
     A script that began from the weights and batches of a lower seed is no other run either, whatever its losses: they
     differ by what the seed does not determine, such as the order of additions on a GPU.
     """
-    copies: dict[int, UnusedCopy] = {}
+    copies: dict[int, DuplicateRun] = {}
     cells: set[tuple[str, int]] = set()
     first: dict[tuple[object, ...], int] = {}
     for number, record in sorted(enumerate(records), key=lambda item: item[1].config.recipe.seed):
@@ -101,7 +101,7 @@ def unique_runs_and_unused_copies(records: Sequence[RunRecord]) -> tuple[list[Ru
                 fault += ", so it is not an independent run"
             if by_script:
                 fault += f"; {SEEDS_ITSELF if config is None else why_seeds_are_one_run(config, script)}"
-            copies[number] = UnusedCopy(f"{record.arm}, seed {seed}: {fault}", by_script)
+            copies[number] = DuplicateRun(f"{record.arm}, seed {seed}: {fault}", by_script)
         else:
             cells.add((record.arm, seed))
     kept = [record for number, record in enumerate(records) if number not in copies]

@@ -43,7 +43,7 @@ def common_metric(records: Sequence[RunRecord]) -> Metric:
         ConfigError: they are measured by several, and thus runs of several tasks.
     """
     for record in records:
-        if different := other_metric_reason(record, records[0]):
+        if different := unlike_metrics_reason(record, records[0]):
             raise ConfigError(
                 f"{record.arm}, seed {record.config.recipe.seed}, is {different}: runs of another task are another "
                 "comparison"
@@ -51,7 +51,7 @@ def common_metric(records: Sequence[RunRecord]) -> Metric:
     return metric_of_runs(records)
 
 
-def other_metric_reason(record: RunRecord, other: RunRecord) -> str:
+def unlike_metrics_reason(record: RunRecord, other: RunRecord) -> str:
     """Return that two runs are measured by different metrics; "" if by one."""
     here, there = record.metric, other.metric
     if here.name != there.name:
@@ -69,7 +69,7 @@ def is_score(value: float | None, metric: Metric) -> TypeGuard[float]:
     return value is not None and math.isfinite(value) and math.isfinite(metric.score(value))
 
 
-def metric_value(record: RunRecord, name: str) -> float | None:
+def final_metric_value(record: RunRecord, name: str) -> float | None:
     """Return what a run reached in one of its metrics, by its name; None if it was not measured."""
     summary = record.summary
     return summary.metric_final if name == record.metric.name else summary.others_final.get(name)

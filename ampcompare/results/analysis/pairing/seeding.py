@@ -85,7 +85,7 @@ def _alternatives_text(sources: Sequence[str]) -> str:
     return f"{', '.join(sources[:-1])} or {sources[-1]}"
 
 
-def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
+def seed_shift_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
     """Yield which seeds of a script were shifted, by how much, and which were not."""
     shifting = [
         record

@@ -9,7 +9,11 @@ from typing import Any
 from ampcompare.base.formatting import format_mebibytes, printable_line
 from ampcompare.results.records.batch_limit import BatchLimit
 from ampcompare.results.report.document import Document, Section, Table
-from ampcompare.results.report.documents.stacks import HERE, facts_of_environment, rows_of_environments
+from ampcompare.results.report.documents.stacks import (
+    HERE,
+    comparable_environment_facts,
+    rows_of_environments,
+)
 
 HEADS = ("arm", "largest batch", "peak MiB", "next tried", "does not fit")
 
@@ -21,7 +25,7 @@ def batch_limits_document(limits: Sequence[BatchLimit]) -> Document:
     arms: dict[str, list[str]] = {}
     for limit in limits:
         if limit.tries:
-            facts.setdefault(limit.stack or HERE, {}).update(facts_of_environment(limit.environment))
+            facts.setdefault(limit.stack or HERE, {}).update(comparable_environment_facts(limit.environment))
             arms.setdefault(limit.stack or HERE, []).append(limit.arm)
     if len(facts) > 1:
         sections.append(Section("stacks", [Table.from_rows(*rows_of_environments(facts, arms))]))

@@ -17,7 +17,7 @@ from ampcompare.results.analysis.effects.samples import samples_noun
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.inference.sample_size import round_to_two_digits
-from ampcompare.results.analysis.pairing.comparability import are_runs_paired
+from ampcompare.results.analysis.pairing.comparability import may_runs_be_paired
 from ampcompare.results.records.comparison import ArmSummary, Comparison, PublishedRow, SampleComparison
 from ampcompare.results.records.evaluation import PrecisionRow, emulated_type
 from ampcompare.results.records.metric import Metric
@@ -35,7 +35,7 @@ from ampcompare.results.report.columns import (
 )
 from ampcompare.results.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
 from ampcompare.results.report.documents.ledger import ledger_blocks
-from ampcompare.results.report.documents.overview import make_overview
+from ampcompare.results.report.documents.overview import make_overview_table
 from ampcompare.results.report.documents.stacks import stack_table
 from ampcompare.results.report.html.sections import page_sections
 
@@ -80,8 +80,8 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
         comparison: with its verdicts and sentences, which are shown as they are.
         logs: the address of the log of each cell, to which a page links; None for none.
     """
-    warnings, title, further = answer_of_comparison(comparison)
-    first = make_overview(comparison)
+    warnings, title, further = caveats_answer_and_rest(comparison)
+    first = make_overview_table(comparison)
     below = [*first.legend, *_overview_legend(comparison, first.heads)]
     first = replace(first, legend=below, caption="Summary, one row per arm")
     others = [row for row in comparison.arms if row.arm != comparison.reference]
@@ -152,7 +152,7 @@ def _subtitle_of_page(comparison: Comparison) -> list[str]:
     return words
 
 
-def answer_of_comparison(comparison: Comparison) -> tuple[list[str], str, list[str]]:
+def caveats_answer_and_rest(comparison: Comparison) -> tuple[list[str], str, list[str]]:
     """Return what a reader must know first, the answer in one sentence, and what else it says."""
     warnings, answer = warnings_and_answer(comparison)
     count = len(comparison.arms)
@@ -229,7 +229,7 @@ def _pairing_text(comparison: Comparison) -> str:
         return "as independent samples" + (
             "" if set(others) <= set(judged.independent) else f" ({names}), or by pairs"
         )
-    if are_runs_paired(comparison.records, comparison.reference):
+    if may_runs_be_paired(comparison.records, comparison.reference):
         return "paired by seed"
     return "runs of a seed are not all pairs"
 
@@ -344,21 +344,29 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
         yield Section("models", [table])
 
 
-def _cells_on_new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison) -> list[str]:
+def _cells_on_new_samples(
+    row: ArmSummary, sample_comparison: SampleComparison, comparison: Comparison
+) -> list[str]:
     needed = "more seeds first"
-    if its.needed is not None:
-        needed = "enough" if its.needed <= its.samples else f"about {round_to_two_digits(its.needed):,}"
+    if sample_comparison.needed is not None:
+        needed = (
+            "enough"
+            if sample_comparison.needed <= sample_comparison.samples
+            else f"about {round_to_two_digits(sample_comparison.needed):,}"
+        )
     disagreeing = (
-        statistics.fmean(pair.arm_only + pair.reference_only for pair in its.models) if its.models else 0.0
+        statistics.fmean(pair.arm_only + pair.reference_only for pair in sample_comparison.models)
+        if sample_comparison.models
+        else 0.0
     )
     return [
         printable_line(row.arm, 60),
         effect_text(row, "quality", comparison),
         effect_format("quality", comparison).effect_with_interval_text(
-            row.quality.effect or 0.0, its.low, its.high
+            row.quality.effect or 0.0, sample_comparison.low, sample_comparison.high
         ),
         needed,
-        f"{disagreeing:.1f} of {its.samples:,}",
+        f"{disagreeing:.1f} of {sample_comparison.samples:,}",
     ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ampcompare.base.formatting import format_count, format_rough_percent_number, printable_line
-from ampcompare.results.records.outlook import Outlook, Prefix
+from ampcompare.results.records.outlook import Outlook, WatchedFirstSteps
 from ampcompare.results.report.document import Document, Figure, Section, Table, Text
 
 HEADS = ("arm", "word", "part", "why")
@@ -32,7 +32,7 @@ def _outlook_rows(found: Outlook) -> list[list[str]]:
     return rows
 
 
-def _lost_share_figure_data(prefix: Prefix) -> dict[str, Any]:
+def _lost_share_figure_data(prefix: WatchedFirstSteps) -> dict[str, Any]:
     """Return the share lost by weights of each type, as points in percent of the width and from the top."""
     end = prefix.total if prefix.rates_known and prefix.total else prefix.steps
     lines: list[tuple[int, str, bool]] = []
@@ -60,7 +60,7 @@ def _lost_share_figure_data(prefix: Prefix) -> dict[str, Any]:
     }
 
 
-def _total_text(prefix: Prefix) -> str:
+def _total_text(prefix: WatchedFirstSteps) -> str:
     """Return how long the training is taken to be, and who says so; "" in what older versions wrote."""
     if prefix.total is None:
         return "it is not known how many the training makes (--steps says it)"

@@ -25,8 +25,8 @@ from ampcompare.results.report.columns import (
     state_cell,
     status_cell,
     step_time_cell,
-    time_words,
-    verdict_detail,
+    step_time_verdict_words,
+    verdict_detail_without_margin,
     verdict_tone,
 )
 from ampcompare.results.report.document import Cell, Table
@@ -63,7 +63,7 @@ def _difference_cell(row: ArmSummary, comparison: Comparison) -> Cell:
 
 
 def _verdict_cell(row: ArmSummary, comparison: Comparison) -> Cell:
-    word, detail = row.quality.word, verdict_detail(row.quality)
+    word, detail = row.quality.word, verdict_detail_without_margin(row.quality)
     if not word:
         if row.failed and not row.completed:
             return state_cell("failed")
@@ -162,7 +162,7 @@ def columns_of_judged_table(metric: Metric) -> list[ArmColumn]:
     ]
 
 
-def make_overview(comparison: Comparison) -> Table:
+def make_overview_table(comparison: Comparison) -> Table:
     """Return the table, without the columns that have no value in any row; below it what all arms share."""
     judged = comparison.judged is not None
     known = (columns_of_judged_table if judged else columns_of_own_runs)(comparison.metric)
@@ -215,9 +215,13 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     if _has_learned_nothing_by_skipping(row):  # which the reason says, of each run
         settings = [value for value in settings if value is not _skipped_steps_text_if_any]
     its = [value(row) for value in settings]
-    time = time_words(row.time, comparison.time_margin)
+    time = step_time_verdict_words(row.time, comparison.time_margin)
     # The cell of an open verdict has its reason.
-    reason = "" if row.quality.kind in OPEN else printable_line(verdict_detail(row.quality), LONGEST)
+    reason = (
+        ""
+        if row.quality.kind in OPEN
+        else printable_line(verdict_detail_without_margin(row.quality), LONGEST)
+    )
     memory = f"memory {printable_line(str(row.memory), LONGEST)}" if row.memory else ""
     ran: list[str] = []
     for record in comparison.records:

@@ -10,11 +10,11 @@ from ampcompare.results.records.profile import (
     KINDS,
     PHASES,
     ArmProfile,
+    DeviceUtilization,
     HeldMemory,
-    Limits,
-    Memory,
+    MemoryAtPeak,
     Profile,
-    Reason,
+    ReasonForLittleGain,
 )
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
@@ -105,7 +105,7 @@ def _step_rows(
 
 
 def _device_limit_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    rows: dict[str, Callable[[Limits, float], str]] = {
+    rows: dict[str, Callable[[DeviceUtilization, float], str]] = {
         "GFLOP of a step": lambda one, _: f"{one.flops / 1e9:.3g}",
         "MiB read and written": lambda one, _: _mib_text(one.bytes),
         "of it by casts": lambda one, _: _percent_text(one.cast_bytes / one.bytes if one.bytes else None),
@@ -127,7 +127,7 @@ def _device_limit_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
 
 
 def _memory_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    def row_of_memory(title: str, value: Callable[[Memory], float | None]) -> list[str]:
+    def row_of_memory(title: str, value: Callable[[MemoryAtPeak], float | None]) -> list[str]:
         sizes = [None if arm.memory is None else value(arm.memory) for arm in arms]
         return [title, *("-" if size is None else _mib_text(size) for size in sizes)]
 
@@ -151,7 +151,7 @@ def _memory_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     return rows
 
 
-def _bytes_of_kind(memory: Memory, kind: str, dtype: str | None = None) -> int | None:
+def _bytes_of_kind(memory: MemoryAtPeak, kind: str, dtype: str | None = None) -> int | None:
     """Return the bytes of a kind, and of a type if one is given; None for none."""
     return sum(one.bytes for one in memory.held if one.kind == kind and dtype in (None, one.dtype)) or None
 
@@ -179,7 +179,7 @@ def _rows_of_largest_parts(
     return [[*key, *(_time_text(seconds[place, key], arm) for place, arm in enumerate(arms))] for key in keys]
 
 
-def _reason_line(reason: Reason) -> str:
+def _reason_line(reason: ReasonForLittleGain) -> str:
     """Return a reason with its gain in one line."""
     gain = f"; gain: {reason.gain}" if reason.gain else ""
     place = " [GPU]" if reason.on_gpu else ""
@@ -282,7 +282,9 @@ def _bar_figure(
         {
             "name": printable_line(arm, 30),
             "text": words(length),
-            "segments": bar_segments(names, values, longest, partial(_words_of_part, words, length)),
+            "segments": bar_segments(
+                names, values, longest, partial(_value_with_percent_text, words, length)
+            ),
         }
         for arm, length, values in rows
     ]
@@ -290,18 +292,18 @@ def _bar_figure(
     return [Figure("bars", lambda: {"title": title, "bars": bars, "key": key})] if bars else []
 
 
-def _words_of_part(words: Callable[[float], str], length: float, value: float) -> str:
+def _value_with_percent_text(words: Callable[[float], str], length: float, value: float) -> str:
     return f"{words(value)}, {100 * value / (length or 1):.0f} %"
 
 
 def bar_segments(
-    names: Sequence[str], values: Sequence[float], longest: float, words: Callable[[float], str]
+    names: Sequence[str], values: Sequence[float], longest: float, format_value: Callable[[float], str]
 ) -> list[tuple[float, float, int, str]]:
     """Return the parts of a bar: start and width in percent of the longest bar, a color, and a text."""
     at, found = 0.0, []
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if value / longest >= LEAST:
             start, width = round(100 * at / longest, 3), round(100 * value / longest, 3)
-            found.append((start, width, index % COLORS, f"{name}: {words(value)}"))
+            found.append((start, width, index % COLORS, f"{name}: {format_value(value)}"))
         at += max(0.0, value)
     return found

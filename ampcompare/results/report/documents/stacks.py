@@ -25,7 +25,7 @@ def stack_table(comparison: Comparison) -> Table | None:
         # else they are those of the command
         if record.status != "failed" or RECORDER_RUN in record.environment:
             name = _stack_name(record)
-            found.setdefault(name, {}).update(facts_of_environment(record.environment))
+            found.setdefault(name, {}).update(comparable_environment_facts(record.environment))
             arms.setdefault(name, [])
             arms[name] += [record.arm] if record.arm not in arms[name] else []
     if len(found) < 2:
@@ -56,7 +56,7 @@ def _stack_name(record: RunRecord) -> str:
     return HERE if record.config.stack is None else record.config.stack.name
 
 
-def facts_of_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
+def comparable_environment_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of an environment that a table compares, of those that a record has."""
     parts = {name: value for name, value in environment.items() if name not in NO_PART}
     return {name: value for name, value in parts.items() if value not in (None, "")}

@@ -18,7 +18,7 @@ from typing import Any
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.document import Table
 from ampcompare.results.report.html.runs import ArmRuns, round_to_digits
-from ampcompare.results.report.html.tracks import PlotScale, make_scale
+from ampcompare.results.report.html.tracks import PlotScale, make_plot_scale
 
 Series = dict[str, Any]
 
@@ -293,8 +293,8 @@ def _draw_view(view: ChartView, *, whole_x: bool) -> Picture:
     up = [y for one in fitted for name in ("y", "lo", "hi") for y in one.get(name, ())]
     up += [y for one in fitted for pair in one.get("yr", ()) for y in pair]
     up += [*view.rules, *([0.0] if view.signed else [])]
-    x = make_scale(across, room=0.06 * any(len(one["x"]) == 1 for one in view.series))
-    y = make_scale(up, kind="log" if view.log else "linear", base=view.log)
+    x = make_plot_scale(across, room=0.06 * any(len(one["x"]) == 1 for one in view.series))
+    y = make_plot_scale(up, kind="log" if view.log else "linear", base=view.log)
     return Picture(
         view.label,
         (x.low, x.high),

@@ -22,8 +22,13 @@ from ampcompare.results.report.html.charts import (
     mean_point,
 )
 from ampcompare.results.report.html.learning_curves import common_metric_of_arms, metric_bands_by_arm_index
-from ampcompare.results.report.html.runs import ArmRuns, round_to_digits, undrawn_text, untimed_sentence
-from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, make_scale
+from ampcompare.results.report.html.runs import (
+    ArmRuns,
+    arms_not_drawn_text,
+    round_to_digits,
+    untimed_sentence,
+)
+from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, make_plot_scale
 
 QUARTERS = (1, 5, 10, 15, 19)  # indices of the 5, 25, 50, 75 and 95 % quantiles in a trace
 NEAR_FINAL = 0.99
@@ -33,7 +38,7 @@ NO_STEP_TIMES = "No record holds the times of its steps."
 def memory_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return the highest peak of each arm in MiB."""
     peaks = {arm.index: arm.row.peak_bytes / MIB for arm in arms if arm.row.peak_bytes is not None}
-    scale = make_scale(peaks.values(), zero=True)
+    scale = make_plot_scale(peaks.values(), zero=True)
 
     def line_of_arm(arm: ArmRuns) -> ArmPlotLine:
         peak = peaks[arm.index]
@@ -63,13 +68,13 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
             times[arm.index] = [
                 1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS
             ]
-    scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
+    scale = make_plot_scale((value for quantiles in times.values() for value in quantiles), zero=True)
 
     def line_of_arm(arm: ArmRuns) -> ArmPlotLine:
         lowest, _, median, _, highest = times[arm.index]
         cells = [Cell(f"{median:.3g}"), Cell(f"{lowest:.3g} to {highest:.3g}")]
         box = [scale.position_of(value) for value in times[arm.index]]
-        return ArmPlotLine(arm.index, arm.name, cells, box=box, mark=arm.time_fault)
+        return ArmPlotLine(arm.index, arm.name, cells, box=box, mark=arm.why_times_do_not_count)
 
     return ArmLinesPlot(
         "step-times",
@@ -102,7 +107,7 @@ def _cumulative_seconds_of_epochs(record: RunRecord) -> list[float]:
 def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     series: list[Series] = []
     metric = common_metric_of_arms(arms)
-    target, meaning = _target_and_its_origin(arms, reference)
+    target, meaning = _target_quality_and_origin_sentence(arms, reference)
     by_epoch = metric_bands_by_arm_index(arms, most)
     for arm in arms:
         spent = band_over_seeds(
@@ -135,7 +140,7 @@ def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
     )
 
 
-def _target_and_its_origin(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
+def _target_quality_and_origin_sentence(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
     """Return the value, as it is shown, that arms are timed to, and a sentence on where it comes from."""
     known = [arm for arm in arms if arm.row.metric_mean is not None and math.isfinite(arm.row.metric_mean)]
     chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
@@ -182,13 +187,13 @@ def _time_to_target_table(arms: Sequence[ArmRuns], target: float) -> Table:
         seconds: str | Cell = INVALID if reached else "-"
         if spent:
             seconds = format_seconds(statistics.fmean(spent), sd)
-        fault = Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
+        fault = Cell(arm.why_times_do_not_count or "-", "muted", badge=bool(arm.why_times_do_not_count))
         rows.append([arm.name, f"{len(reached)} of {len(arm.records_that_ran)}", epochs, seconds, fault])
     reach = f"runs that reach {target:g}{_unit_suffix(common_metric_of_arms(arms))}"
     return Table.from_rows(["arm", reach, "epochs", "seconds", "why times do not count"], rows)
 
 
-def _why_not_drawn(arm: ArmRuns) -> str:
+def _why_arm_lacks_times(arm: ArmRuns) -> str:
     if not arm.completed_runs:
         return "no run was completed"
     return "a value is not finite" if arm.timed_runs else "its times are invalid"
@@ -217,7 +222,7 @@ def _quality_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
         "pareto",
         f"{capitalize_sentence(printable_line(metric.quality))} vs. time",
         f"Final {printable_line(metric.name)} and seconds of training: mean, and range over seeds."
-        f"{undrawn_text(arms, drawn, _why_not_drawn)}",
+        f"{arms_not_drawn_text(arms, drawn, _why_arm_lacks_times)}",
         "seconds of training",
         [ChartView("", head, series, decimals=metric.decimals, unit=_unit_suffix(metric))],
         sentence="" if series else _why_no_times(arms) or "No run was completed.",

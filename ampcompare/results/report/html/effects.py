@@ -12,8 +12,8 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import UNJUDGED, Verdict
 from ampcompare.results.report.columns import effect_format, effect_text, verdict_cell
 from ampcompare.results.report.document import Cell
-from ampcompare.results.report.html.runs import ArmRuns, join_names
-from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, PlotScale, make_scale
+from ampcompare.results.report.html.runs import ArmRuns, join_first_names
+from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, PlotScale, make_plot_scale
 
 Gaps = Mapping[int, Sequence[tuple[float, int]]]  # of arms by their index: differences with their seeds
 
@@ -25,7 +25,7 @@ def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmL
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
     gaps = _seeds_and_differences_of_pairs(rows, arms, comparison, _metric_difference)
     bounds = [form.of_shown(end) for arm in rows for end in _interval_ends(arm.row.quality)]
-    axis = make_scale([*bounds, *_differences_of_gaps(gaps)], margin=comparison.margin)
+    axis = make_plot_scale([*bounds, *_differences_of_gaps(gaps)], margin=comparison.margin)
 
     def gap_text(gap: float) -> str:
         return f"{format_decimal(gap, metric.difference_decimals, '+')} {unit}".rstrip().replace(
@@ -34,7 +34,7 @@ def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmL
 
     tracks = [_effect_line_of_arm(arm, "quality", comparison, axis, gaps, gap_text) for arm in rows]
     levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
-    confidence = f" ({join_names(sorted(levels))} %)" if levels else ""
+    confidence = f" ({join_first_names(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if axis.kind == "asinh" else ""
     better = " Left of 0 is better." if metric.better == "lower" else ""
     drawn = any(track.mean is not None for track in tracks)
@@ -62,7 +62,7 @@ def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLine
         1 + comparison.time_margin,
     )
     bounds = [end for arm in valid for end in _interval_ends(arm.row.time)]
-    axis = make_scale([*bounds, 1 / edge, edge, *_differences_of_gaps(gaps)], kind="log")
+    axis = make_plot_scale([*bounds, 1 / edge, edge, *_differences_of_gaps(gaps)], kind="log")
     tracks = [_effect_line_of_arm(arm, "time", comparison, axis, gaps, "{:.3f}".format) for arm in valid]
     reasons: dict[str, list[str]] = {}
     for arm in rows:
@@ -79,7 +79,7 @@ def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLine
         (axis.position_of(1 / edge), axis.position_of(edge)),
         axis.position_of(1),
         sentence="" if tracks else "No step time is compared with the reference's.",
-        mark="; ".join(f"{join_names(names)}: {reason}" for reason, names in reasons.items()),
+        mark="; ".join(f"{join_first_names(names)}: {reason}" for reason, names in reasons.items()),
     )
 
 

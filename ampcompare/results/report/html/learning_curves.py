@@ -22,7 +22,7 @@ from ampcompare.results.report.html.charts import (
     divergence_marks,
     make_curve,
 )
-from ampcompare.results.report.html.runs import ArmRuns, join_names, undrawn_text
+from ampcompare.results.report.html.runs import ArmRuns, arms_not_drawn_text, join_first_names
 
 NO_TRACE = (
     "These records were made before runs kept a trace of their steps; run the cells again with --force."
@@ -131,7 +131,9 @@ def _views_and_missing_text_of_quantity(
     values = ChartView("Absolute", quantity.label, absolute, stops, decimals=decimals, unit=quantity.unit)
     log = [replace(values, name="Logarithmic", log=10)] if quantity.can_log else []
     equal = (
-        f" Equal to {of} at every point, and not drawn as a difference: {join_names(same)}." if same else ""
+        f" Equal to {of} at every point, and not drawn as a difference: {join_first_names(same)}."
+        if same
+        else ""
     )
     return [gaps, values, *log], equal
 
@@ -164,7 +166,7 @@ def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
         "accuracy",
         f"Validation {metric.quality}",
         f"{capitalize_sentence(name)} after each epoch, paired by seed."
-        f"{undrawn_text(arms, _arms_in_views(views), why_no_evaluation)}{same}",
+        f"{arms_not_drawn_text(arms, _arms_in_views(views), why_no_evaluation)}{same}",
         "epoch",
         views,
         _epoch_table([(arm, bands[arm.index]) for arm in arms], metric.decimals),
@@ -222,7 +224,7 @@ def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> 
         "training-loss",
         "Training loss",
         "Loss of single steps, evenly chosen, paired by "
-        f"seed.{undrawn_text(arms, _arms_in_views(views), why)}{same}",
+        f"seed.{arms_not_drawn_text(arms, _arms_in_views(views), why)}{same}",
         "step",
         views,
         sentence="" if _longest_curve_length(views) else NO_TRACE,

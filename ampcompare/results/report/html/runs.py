@@ -46,7 +46,7 @@ class ArmRuns:
         )
 
     @property
-    def time_fault(self) -> str:
+    def why_times_do_not_count(self) -> str:
         """Why its times do not count, such as `invalid: load 9.0 on 2 cores`; "" if they do."""
         if self.row.invalid_time:
             return printable_line(f"invalid: {self.row.invalid_time}", 100)
@@ -70,20 +70,23 @@ def untimed_sentence(arms: Sequence[ArmRuns]) -> str:
     """Return one sentence that names the arms whose times do not count, by reason; "" if there are none."""
     faults: dict[str, list[str]] = {}
     for arm in arms:
-        if arm.time_fault:
-            faults.setdefault(arm.time_fault, []).append(arm.name)
+        if arm.why_times_do_not_count:
+            faults.setdefault(arm.why_times_do_not_count, []).append(arm.name)
     if not faults:
         return ""
-    return f"Times that do not count: {'; '.join(f'{join_names(names)} ({fault})' for fault, names in faults.items())}."
+    words = [f"{join_first_names(names)} ({fault})" for fault, names in faults.items()]
+    return f"Times that do not count: {'; '.join(words)}."
 
 
-def undrawn_text(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]) -> str:
+def arms_not_drawn_text(
+    arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]
+) -> str:
     """Return a sentence for each reason why arms are not in a figure that shows others."""
     reasons: dict[str, list[str]] = {}
     for arm in arms:
         if drawn and arm.index not in drawn and (reason := why(arm)):
             reasons.setdefault(reason, []).append(arm.name)
-    return "".join(f" Not drawn: {join_names(names)} ({reason})." for reason, names in reasons.items())
+    return "".join(f" Not drawn: {join_first_names(names)} ({reason})." for reason, names in reasons.items())
 
 
 def round_to_digits(value: float, digits: int = 5) -> float:
@@ -93,22 +96,22 @@ def round_to_digits(value: float, digits: int = 5) -> float:
 
 
 @dataclass(frozen=True)
-class SharedFacts:
+class SharedAndDifferingFacts:
     """Facts by name: those equal in all runs, and for the others their values by arm."""
 
     equal: list[tuple[str, str]]
     differing: list[tuple[str, list[tuple[str, str]]]]
 
 
-def shared_settings(comparison: Comparison) -> SharedFacts:
+def shared_and_differing_settings(comparison: Comparison) -> SharedAndDifferingFacts:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
     facts = [record.config.values_by_path() for record in comparison.records]
-    return _facts_shared_by_records(
+    return _shared_and_differing_facts(
         comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts]
     )
 
 
-def shared_nondefault_settings(comparison: Comparison, shared: SharedFacts) -> list[list[str]]:
+def shared_nondefault_settings(comparison: Comparison, shared: SharedAndDifferingFacts) -> list[list[str]]:
     """Return the settings that all runs share and that differ from their defaults: name, value here, default."""
     known = comparison.records[0].config.defaults_by_path() if comparison.records else {}
     defaults = {name: _setting_text(value) for name, value in known.items()}
@@ -119,17 +122,17 @@ def shared_nondefault_settings(comparison: Comparison, shared: SharedFacts) -> l
     ]
 
 
-def shared_environment(comparison: Comparison) -> SharedFacts:
+def shared_and_differing_environment(comparison: Comparison) -> SharedAndDifferingFacts:
     """Return the environment of all runs that started; of the comparison if none started."""
     known = [record for record in comparison.records if record.environment]
     records = [record for record in known if record.status != "failed"] or known
     if not records:
-        return SharedFacts(
+        return SharedAndDifferingFacts(
             [(_setting_text(name), _setting_text(value)) for name, value in comparison.environment.items()],
             [],
         )
     facts = [{k: v for k, v in record.environment.items() if k not in OF_A_FAILURE} for record in records]
-    return _facts_shared_by_records(records, facts)
+    return _shared_and_differing_facts(records, facts)
 
 
 def _setting_text(value: Any) -> str:
@@ -142,7 +145,9 @@ def _setting_text(value: Any) -> str:
     return printable_line(str(value).lower() if isinstance(value, bool) else str(value), 200)
 
 
-def _facts_shared_by_records(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> SharedFacts:
+def _shared_and_differing_facts(
+    records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]
+) -> SharedAndDifferingFacts:
     names = list(dict.fromkeys(name for found in facts for name in found))
     equal: list[tuple[str, str]] = []
     differing: list[tuple[str, list[tuple[str, str]]]] = []
@@ -155,12 +160,12 @@ def _facts_shared_by_records(records: Sequence[RunRecord], facts: Sequence[Mappi
         for record, value in zip(records, seen, strict=True):
             by_value.setdefault(value, {})[printable_line(record.arm, 60)] = None
         differing.append(
-            (_setting_text(name), [(value, join_names(arms)) for value, arms in by_value.items()])
+            (_setting_text(name), [(value, join_first_names(arms)) for value, arms in by_value.items()])
         )
-    return SharedFacts(equal, differing)
+    return SharedAndDifferingFacts(equal, differing)
 
 
-def join_names(names: Iterable[str]) -> str:
+def join_first_names(names: Iterable[str]) -> str:
     """Return names in a row; of very many, the first ones and how many more there are."""
     known = list(names)
     shown = ", ".join(known[:MAX_NAMED])

@@ -30,14 +30,14 @@ from ampcompare.results.report.html.effects import quality_effect_plot, time_eff
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
     ArmRuns,
-    SharedFacts,
+    SharedAndDifferingFacts,
+    arms_not_drawn_text,
     arms_with_runs,
-    join_names,
+    join_first_names,
     round_to_digits,
-    shared_environment,
+    shared_and_differing_environment,
+    shared_and_differing_settings,
     shared_nondefault_settings,
-    shared_settings,
-    undrawn_text,
     untimed_sentence,
 )
 from ampcompare.results.report.html.tracks import ArmLinesPlot
@@ -97,11 +97,13 @@ class _PageBlocks:
         self._arms = arms_with_runs(comparison)
         self._most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(self._arms))))
         ran = [arm for arm in self._arms if arm.records_that_ran]
-        self.time_fault = untimed_sentence(ran) if ran and all(arm.time_fault for arm in ran) else ""
+        self.time_fault = (
+            untimed_sentence(ran) if ran and all(arm.why_times_do_not_count for arm in ran) else ""
+        )
 
     @cached_property
-    def _shared_settings(self) -> SharedFacts:
-        return shared_settings(self._comparison)
+    def _shared_settings(self) -> SharedAndDifferingFacts:
+        return shared_and_differing_settings(self._comparison)
 
     def effect_blocks(self, draw: Callable[[Comparison, Sequence[ArmRuns]], ArmLinesPlot]) -> list[Block]:
         """Return the effects of the arms as a plot draws them; none of one arm."""
@@ -159,12 +161,12 @@ class _PageBlocks:
 
     def machine_blocks(self) -> list[Block]:
         """Return the machine and the versions of the runs."""
-        known = shared_environment(self._comparison)
+        known = shared_and_differing_environment(self._comparison)
         differing = _blocks_of_differing_facts(known, "What differs")
         return [*differing, Facts([("", known.equal)], "What is equal in all runs" if differing else "")]
 
 
-def _blocks_of_differing_facts(shared: SharedFacts, title: str) -> list[Block]:
+def _blocks_of_differing_facts(shared: SharedAndDifferingFacts, title: str) -> list[Block]:
     return [Facts([("", shared.differing)], title)] if shared.differing else []
 
 
@@ -239,7 +241,7 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         "drift",
         "Step time over wall-clock time",
         f"Medians of both halves of each run, and of timing rounds, over the minutes{since}. A drift of the machine "
-        f"affects all arms alike.{undrawn_text(arms, drawn, lambda arm: 'no start is recorded')}",
+        f"affects all arms alike.{arms_not_drawn_text(arms, drawn, lambda arm: 'no start is recorded')}",
         "minutes",
         [
             ChartView(
@@ -308,9 +310,11 @@ def _loss_scale_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
     )  # fmt: skip
     traces = {arm.name: [run.trace for run in arm.records_that_ran if run.trace] for arm in arms}
     unscaled = [name for name, seen in traces.items() if any(not trace.loss_scales for trace in seen)]
-    words = [f"{scale:,g} in {join_names(names)}" for scale, names in sorted(constant.items(), reverse=True)]
+    words = [
+        f"{scale:,g} in {join_first_names(names)}" for scale, names in sorted(constant.items(), reverse=True)
+    ]
     said = f"Constant: {'; '.join(words)}." if words else ""
-    none = f"Without loss scaling: {join_names(unscaled)}." if unscaled else ""
+    none = f"Without loss scaling: {join_first_names(unscaled)}." if unscaled else ""
     sentence = ""
     if not series:
         if words:
@@ -344,7 +348,7 @@ def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
     sentence = ""
     if not series:
         sentence = "No arm skipped a step." if without else NO_TRACE
-    none = f" None were skipped in {join_names(without)}." if without else ""
+    none = f" None were skipped in {join_first_names(without)}." if without else ""
     return Chart(
         "skipped",
         "Skipped steps",

@@ -74,7 +74,7 @@ def _round_tick_step(least: float) -> float:
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
-def make_scale(
+def make_plot_scale(
     values: Iterable[float],
     *,
     margin: float = 0.0,

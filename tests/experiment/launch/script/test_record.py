@@ -16,7 +16,7 @@ from ampcompare.experiment.launch.script.launcher import (
 )
 from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
-from ampcompare.results.analysis.pairing.learning import why_run_is_idle
+from ampcompare.results.analysis.pairing.learning import why_run_learned_nothing
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig, ScriptMetric, parse_metric
 
@@ -92,7 +92,7 @@ def test_losses_that_nobody_has_seen_are_no_divergence(tmp_path: Path) -> None:
     assert (failed.status, "--metric NAME=REGEX" in failed.error) == ("failed", True)
     record = record_of(config_of("acc=acc (.*)"), unknown, acc=[0.5])
     assert (record.status, record.summary.metric_final, record.summary.loss_tail) == ("completed", 0.5, None)
-    assert why_run_is_idle(record) == ""
+    assert why_run_learned_nothing(record) == ""
     lost = record_of(
         config_of(), rows_of(tmp_path, *[row for _ in range(12) for row in (backward(math.nan), step())])
     )

@@ -13,7 +13,7 @@ from ampcompare.experiment.launch.cell_files import copy_first_steps
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.worker.cell import run_cell
-from ampcompare.results.analysis.pairing.comparability import foreign_steps_text
+from ampcompare.results.analysis.pairing.comparability import steps_by_other_arm_text
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig, SavingConfig
@@ -91,9 +91,9 @@ def test_what_another_arm_trained_stays_known(
     )
     record = run_cell(settings, tmp_path / "other")
     assert (record.status, record.arm) == ("completed", "native:fp16")
-    assert foreign_steps_text(record) == "trained by fp32 for 5 of 8 steps"
+    assert steps_by_other_arm_text(record) == "trained by fp32 for 5 of 8 steps"
     own = cell("own", resume=str(path))
-    assert foreign_steps_text(own) == ""
+    assert steps_by_other_arm_text(own) == ""
 
 
 def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, tmp_path: Path) -> None:

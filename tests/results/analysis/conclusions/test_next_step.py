@@ -12,7 +12,7 @@ from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.exec_command import command as exec_
 from ampcompare.cli.explain_command import command as explain
 from ampcompare.experiment.launch.script.launcher import failed_script_record
-from ampcompare.results.analysis.conclusions.next_step import TypedCommand
+from ampcompare.results.analysis.conclusions.next_step import CompareCommandLine
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, NextStep
@@ -204,7 +204,7 @@ def test_a_script_whose_steps_are_skipped_is_to_be_diagnosed() -> None:
 )
 def test_other_commands_are_not_edited(text: str) -> None:
     """What is no single compare gives no command."""
-    assert TypedCommand.parse(text) is None
+    assert CompareCommandLine.parse(text) is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_other_commands_are_not_edited(text: str) -> None:
 )
 def test_an_option_is_replaced_in_its_place(options: str, expected: str) -> None:
     """An option has its new value where it stood, or at the end, but before a script."""
-    typed = TypedCommand.parse(f"ampcompare compare {options}")
+    typed = CompareCommandLine.parse(f"ampcompare compare {options}")
     assert typed is not None
     assert str(typed.with_option("--seeds", "0-4")) == f"ampcompare compare {expected}"
 
@@ -228,7 +228,7 @@ def test_an_option_is_replaced_in_its_place(options: str, expected: str) -> None
 @pytest.mark.parametrize("written", ["-o r", "--output-dir r", "--output-dir=r", "-o r/"])
 def test_another_folder(written: str) -> None:
     """Every way to write the run directory is found."""
-    typed = TypedCommand.parse(f"ampcompare compare {written} --lr 0.1")
+    typed = CompareCommandLine.parse(f"ampcompare compare {written} --lr 0.1")
     assert typed is not None
     other = typed.with_own_run_directory("gpu", same_recipe=True).with_option("--lr", "0.2")
     assert str(other) == "ampcompare compare -o r-gpu --lr 0.2"

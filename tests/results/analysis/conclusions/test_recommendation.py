@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.conclusions.headline import use_sentence
+from ampcompare.results.analysis.conclusions.headline import recommendation_sentence
 from ampcompare.results.analysis.conclusions.recommendation import (
     none_recommended_sentences,
     recommended_arms,
@@ -37,7 +37,7 @@ def _use(*rows: ArmSummary, prefer: Preference = "time") -> str:
         prefer=prefer,
     )
     fit = recommended_arms(rows, prefer, TOP1)
-    return use_sentence(fit[0], comparison) if fit else ""
+    return recommendation_sentence(fit[0], comparison) if fit else ""
 
 
 def test_the_fastest_that_keeps_the_accuracy() -> None:

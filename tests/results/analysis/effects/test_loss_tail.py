@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence
+from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence_of_pairs
 from ampcompare.results.analysis.gates import gate_outcomes, parse_gate
 from ampcompare.results.analysis.inference.terms import Terms, terms_of_comparison
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.columns import columns_with_values, table_of_columns, verdict_columns
-from ampcompare.results.report.documents.overview import make_overview
+from ampcompare.results.report.documents.overview import make_overview_table
 from ampcompare.testing import make_record
 
 REFERENCE = (2.0, 2.1, 1.9, 2.05, 1.95)
@@ -78,7 +78,7 @@ def test_a_pilot_gives_the_spread() -> None:
         (make_record("half", seed, loss_tail=loss * 1.001), make_record(seed=seed, loss_tail=loss))
         for seed, loss in enumerate(REFERENCE)
     ]
-    effect = tail_loss_evidence(pairs, frozenset({0, 1, 2})).effect
+    effect = tail_loss_evidence_of_pairs(pairs, frozenset({0, 1, 2})).effect
     assert effect is not None
     assert (effect.pairs, effect.freedom) == (5, 2)
 
@@ -86,7 +86,7 @@ def test_a_pilot_gives_the_spread() -> None:
 def test_tables_and_gates_know_the_loss() -> None:
     """The one table, the table of verdicts and `--fail-on` show it."""
     comparison = _compared([1.05 * loss for loss in REFERENCE])
-    overview = make_overview(comparison)
+    overview = make_overview_table(comparison)
     place = overview.heads.index("Δ tail loss (%)")
     assert [row[place].text for row in overview.rows] == ["-", "+5.00 worse"]
     assert "tail loss" in columns_with_values(comparison)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.conclusions.details import look_sentences
+from ampcompare.results.analysis.conclusions.details import interim_look_sentences
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.records.comparison import Comparison, Look
@@ -62,7 +62,7 @@ def _sentences(look: Look, looks: list[Look], left: float) -> list[str]:
         command="", reference="fp32", seeds=[], arms=[], reading=[], records=[], look=look.number, looks=looks,
         error_rate=look.error_rate,
     )  # fmt: skip
-    return list(look_sentences(comparison, left))
+    return list(interim_look_sentences(comparison, left))
 
 
 def test_the_reading_says_which_look_it_is() -> None:

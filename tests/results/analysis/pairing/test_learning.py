@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.results.analysis.pairing.learning import why_run_is_idle
+from ampcompare.results.analysis.pairing.learning import why_run_learned_nothing
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord, RunTrace
 from ampcompare.testing import make_comparison, make_record
@@ -51,7 +51,7 @@ def test_a_comparison_at_chance_has_no_verdict() -> None:
 )
 def test_why_a_run_learned_nothing(values: dict[str, Any], why: str) -> None:
     """Accuracy within three binomial deviations of the majority class, skipped steps, weights that stay."""
-    assert why_run_is_idle(make_record(**values)) == why
+    assert why_run_learned_nothing(make_record(**values)) == why
 
 
 def test_losses_that_do_not_fall() -> None:
@@ -64,7 +64,9 @@ def test_losses_that_do_not_fall() -> None:
     slow = flat - steps / 200
     spikes = slow + 1e6 * (steps == 50)
     idle = {
-        name: sum(bool(why_run_is_idle(_with_losses(make_record(), curve.tolist()))) for curve in curves)
+        name: sum(
+            bool(why_run_learned_nothing(_with_losses(make_record(), curve.tolist()))) for curve in curves
+        )
         for name, curves in {
             "flat": flat,
             "late": late,
@@ -82,26 +84,28 @@ def test_losses_that_do_not_fall() -> None:
 def test_a_rising_loss_and_a_short_one() -> None:
     """A loss that rises did not fall, with both ends as the reason; a short curve shows no trend."""
     rising = [2.3 + step / 100 for step in range(30)]
-    assert why_run_is_idle(_with_losses(make_record(), rising)) == "the loss did not fall, 2.34 to 2.54"
-    assert why_run_is_idle(_with_losses(make_record(), [*rising[:-1], float("nan")])).startswith(
+    assert (
+        why_run_learned_nothing(_with_losses(make_record(), rising)) == "the loss did not fall, 2.34 to 2.54"
+    )
+    assert why_run_learned_nothing(_with_losses(make_record(), [*rising[:-1], float("nan")])).startswith(
         "the loss did not fall"
     )
-    assert why_run_is_idle(_with_losses(make_record(), rising[:14])) == ""
+    assert why_run_learned_nothing(_with_losses(make_record(), rising[:14])) == ""
 
 
 def test_a_loss_that_is_lower_by_chance_is_called_so() -> None:
     """Its ends are in the reason, so that this does not say that the lower one is higher."""
     noise = [5.0, 6.5, 5.5, 6.0, 5.8] * 6
     losses = [one - step / 1000 for step, one in enumerate(noise)]
-    why = why_run_is_idle(_with_losses(make_record(), losses))
+    why = why_run_learned_nothing(_with_losses(make_record(), losses))
     assert why == "the loss fell by no more than its noise, 5.79 to 5.77"
 
 
 def test_a_loss_that_is_lower_at_the_end_fell() -> None:
     """Though so few and uneven losses show no trend; without the difference they show that there is none."""
     early, late = [6.0, 10.0] * 5, [4.5, 7.5] * 5
-    assert why_run_is_idle(_with_losses(make_record(), [*early, *late])) == ""
-    assert why_run_is_idle(_with_losses(make_record(), early * 2)).startswith("the loss did not fall")
+    assert why_run_learned_nothing(_with_losses(make_record(), [*early, *late])) == ""
+    assert why_run_learned_nothing(_with_losses(make_record(), early * 2)).startswith("the loss did not fall")
 
 
 def test_some_runs_at_chance_are_counted() -> None:

@@ -15,7 +15,7 @@ from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.results.analysis.pairing.record_checks import (
     read_checked_record,
-    unique_runs_and_unused_copies,
+    unique_and_duplicate_runs,
 )
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.document import dump_json, record_checksum
@@ -196,5 +196,5 @@ def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder) -> None:
 def test_diverged_runs_of_equal_losses_all_count() -> None:
     """Runs that are NaN from the first step on have equal losses over seeds, and each is a divergence."""
     records = [make_record("half", seed, status="diverged", losses="all NaN") for seed in range(3)]
-    kept, excluded = unique_runs_and_unused_copies(records)
+    kept, excluded = unique_and_duplicate_runs(records)
     assert (len(kept), excluded) == (3, [])

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from ampcompare.results.analysis.pairing.comparability import (
-    are_runs_paired,
+    may_runs_be_paired,
     quality_incomparable_reason,
-    script_pairing_sentences,
+    script_pairing_and_departure_sentences,
     start_difference_reason,
 )
-from ampcompare.results.analysis.pairing.record_checks import unique_runs_and_unused_copies
+from ampcompare.results.analysis.pairing.record_checks import unique_and_duplicate_runs
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import RunRecord, RunSummary, ScriptFacts
@@ -40,8 +40,10 @@ def test_other_weights_or_batches_part_a_pair() -> None:
 def test_the_report_says_whether_runs_are_paired() -> None:
     """One sentence where all are, and one for each reason where not."""
     alike = [record("fp32"), record("half")]
-    assert [text.partition(":")[0] for text in script_pairing_sentences(alike, "fp32")] == ["Paired"]
-    (first,) = script_pairing_sentences([record("fp32"), record("half", weights="v")], "fp32")
+    assert [text.partition(":")[0] for text in script_pairing_and_departure_sentences(alike, "fp32")] == [
+        "Paired"
+    ]
+    (first,) = script_pairing_and_departure_sentences([record("fp32"), record("half", weights="v")], "fp32")
     assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
 
 
@@ -61,9 +63,9 @@ def test_another_torch_may_draw_otherwise(changed: dict[str, Any], advice: str) 
         one.model_copy(update={"environment": {"torch": torch}})
         for one, torch in ((here, "2.13.0"), (there, "1.8.1"))
     ]
-    (sentence,) = script_pairing_sentences(runs, "fp32")
+    (sentence,) = script_pairing_and_departure_sentences(runs, "fp32")
     assert sentence.endswith(f"Torch 1.8.1 and 2.13.0 may draw otherwise from one seed: {advice}")
-    (sentence,) = script_pairing_sentences([here, there], "fp32")
+    (sentence,) = script_pairing_and_departure_sentences([here, there], "fp32")
     assert sentence.endswith("or pass the seed on with --seed-arg.")
 
 
@@ -71,7 +73,7 @@ def test_a_resumed_cell_is_no_pair() -> None:
     """Its first weights and batches may be those of any step."""
     resumed = record("half", resumed=["/cell/ck.pt"])
     assert start_difference_reason(record("fp32"), resumed) == "resumed from ck.pt of its own earlier attempt"
-    (sentence,) = script_pairing_sentences([record("fp32"), resumed], "fp32")
+    (sentence,) = script_pairing_and_departure_sentences([record("fp32"), resumed], "fp32")
     assert sentence.startswith("Not paired: half, seed 0 resumed from ck.pt of its own earlier attempt, so")
     comparison = make_comparison([record("fp32"), resumed], arms=["fp32", "half"])
     assert "paired by seed" not in verdict_legend(comparison)
@@ -83,9 +85,9 @@ def test_cells_of_other_code_are_not_called_paired() -> None:
         record("fp32").model_copy(update={"code": {"net.py": "1"}}),
         record("half").model_copy(update={"code": {"net.py": "2"}}),
     ]
-    (sentence,) = script_pairing_sentences(runs, "fp32")
+    (sentence,) = script_pairing_and_departure_sentences(runs, "fp32")
     assert sentence.startswith("Not paired: cells are of other versions of net.py")
-    assert not are_runs_paired(runs, "fp32")
+    assert not may_runs_be_paired(runs, "fp32")
 
 
 def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
@@ -142,27 +144,19 @@ def _started(
 def test_seeds_that_begin_alike_are_one_run() -> None:
     """Whatever the losses; weights of a checkpoint with other batches are another run, and so is an unknown start."""
     runs = [_started(seed, "w", ("b",), f"losses {seed}") for seed in range(3)]
-    kept, copies = unique_runs_and_unused_copies(runs)
+    kept, copies = unique_and_duplicate_runs(runs)
     assert [run.config.recipe.seed for run in kept] == [0]
     assert copies[0].by_script
     assert copies[0].text.startswith("fp32, seed 1: its first weights and batches are those of seed 0")
     assert (
         len(
-            unique_runs_and_unused_copies(
-                [_started(seed, "w", (f"b{seed}",), f"{seed}") for seed in range(3)]
-            )[0]
+            unique_and_duplicate_runs([_started(seed, "w", (f"b{seed}",), f"{seed}") for seed in range(3)])[0]
         )
         == 3
     )
+    assert len(unique_and_duplicate_runs([_started(seed, "w", (), f"{seed}") for seed in range(3)])[0]) == 3
     assert (
-        len(unique_runs_and_unused_copies([_started(seed, "w", (), f"{seed}") for seed in range(3)])[0]) == 3
-    )
-    assert (
-        len(
-            unique_runs_and_unused_copies([_started(seed, "w", ("b",), "e", "failed") for seed in range(3)])[
-                0
-            ]
-        )
+        len(unique_and_duplicate_runs([_started(seed, "w", ("b",), "e", "failed") for seed in range(3)])[0])
         == 3
     )
 
@@ -170,7 +164,7 @@ def test_seeds_that_begin_alike_are_one_run() -> None:
 def test_losses_that_are_alike_from_other_starts_are_no_fault_of_the_seeds() -> None:
     """As of a network whose outputs are all 0 in fp16: its seeds act, and nothing of the script is to blame."""
     runs = [_started(seed, f"w{seed}", (f"b{seed}",), "equal losses") for seed in range(2)]
-    kept, (copy,) = unique_runs_and_unused_copies(runs)
+    kept, (copy,) = unique_and_duplicate_runs(runs)
     assert [run.config.recipe.seed for run in kept] == [0]
     assert not copy.by_script
     assert copy.text == (

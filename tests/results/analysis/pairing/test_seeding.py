@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.pairing.seeding import seed_sentences, why_seeds_are_one_run
+from ampcompare.results.analysis.pairing.seeding import seed_shift_sentences, why_seeds_are_one_run
 from ampcompare.results.records.run import RunRecord, ScriptFacts, SeedCall
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
@@ -66,7 +66,7 @@ def test_a_generator_that_a_library_seeds_with_a_drawn_number_is_not_called_unsh
         records.append(
             RunRecord(cell=config.digest(), arm="script", status="completed", config=config, script=facts)
         )
-    (_, left) = seed_sentences(records)
+    (_, left) = seed_shift_sentences(records)
     assert left.startswith(
         "Not shifted, in all seeds as written: torch.Generator(7) in train.py:3; --shift-seeds all"
     )

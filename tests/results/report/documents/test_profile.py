@@ -4,13 +4,13 @@ import pytest
 
 from ampcompare.results.records.profile import (
     ArmProfile,
+    DeviceUtilization,
     HeldMemory,
-    Limits,
-    Memory,
+    MemoryAtPeak,
     ModuleTime,
     Operation,
     Profile,
-    Reason,
+    ReasonForLittleGain,
     StepPart,
     TimedChange,
 )
@@ -31,13 +31,13 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
             Operation(name="aten::addmm", phase="forward", kind="product", dtype=dtype, seconds=0.001)
         ],
         layers=[ModuleTime(module="head", seconds=0.001)],
-        memory=Memory(
+        memory=MemoryAtPeak(
             measured_bytes=3 * 2**20,
             held=[HeldMemory(kind="weights", dtype=dtype, bytes=2 * 2**20)],
             rest_bytes=2**20,
             layers=[HeldMemory(kind="head", dtype=dtype, bytes=2**20)],
         ),
-        limits=Limits(
+        limits=DeviceUtilization(
             flops=2e9, bytes=1e8, peak_flops=1e12, peak_bytes=1e11, peak_dtype=dtype, source="a data sheet"
         ),
         trials=[TimedChange(change="--channels-last", before_seconds=1, seconds=0.75)],
@@ -47,7 +47,7 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
 @pytest.fixture
 def profile() -> Profile:
     """Two arms, and one that failed."""
-    reason = Reason(
+    reason = ReasonForLittleGain(
         kind="casts", text="casts take 40 % of the step", share=0.4, gain="cast once", evidence=["at a.py:3"]
     )
     slow = _arm("native:bf16", 0.02, "bf16").model_copy(
