@@ -17,6 +17,12 @@ WIDTH = BINS + 4
 MAGNITUDE = 0x7FFFFFFF
 NOTHING = MAGNITUDE + 1  # above the bits of every magnitude
 INFINITY = 0x7F800000
+FP32_MANTISSA, BF16_MANTISSA, FP16_MANTISSA = 23, 7, 10  # bits behind the exponent
+FP16_FIRST, FP16_BROKEN = (
+    113,
+    31,
+)  # fp32's exponent of fp16's first normal one, and the one for what is not finite
+_INFINITIES = {FP32_MANTISSA: INFINITY, BF16_MANTISSA: INFINITY >> 16, FP16_MANTISSA: 0x7C00}
 FP16_SMALLEST, FP16_TOP = -24, 15
 CHUNK = (
     2**18
@@ -54,20 +60,58 @@ def range_counts_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.
 
 
 def _range_counts_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:
-    """Return a row by NumPy, which counts several times as fast on the host as torch."""
-    sizes = values.float().view(torch.int32).numpy() & np.int32(MAGNITUDE)
+    """Return a row by NumPy, which counts several times as fast on the host as torch.
+
+    16-bit values are counted by their own bits, of which there are half as many.
+    """
+    sizes, mantissa_bits = _magnitude_bits_of(values)
     row = np.zeros(WIDTH, dtype=np.int64)
-    row[:BINS] = torch.bincount(torch.from_numpy(sizes >> 23), minlength=BINS).numpy()
-    row[SMALLEST], row[LARGEST] = sizes.min(), sizes.max()
-    if row[BINS - 1]:
-        row[LARGEST] = np.where(sizes < INFINITY, sizes, 0).max()
-    if row[SMALLEST] == 0:
+    least, most = int(sizes.min()), int(sizes.max())
+    infinity = int(_INFINITIES[mantissa_bits])
+    counts = torch.bincount(torch.from_numpy(sizes >> mantissa_bits)).numpy()
+    if most >= infinity:
+        most = int(np.where(sizes < infinity, sizes, 0).max())
+    if least == 0:
         row[ZEROS] = len(sizes) - np.count_nonzero(sizes)
         # zero becomes the largest number
-        row[SMALLEST] = int(((sizes - np.int32(1)) & np.int32(MAGNITUDE)).min()) + 1
+        least = int((sizes - sizes.dtype.type(1)).view(f"u{sizes.itemsize}").min()) + 1
         if exact is not None:
             row[LOST] = np.count_nonzero((sizes == 0) & (exact.numpy() != 0))
+    if mantissa_bits == FP16_MANTISSA:
+        _set_exponents_of_fp16(row, counts, sizes)
+    else:
+        row[: len(counts)] = counts
+    is_all_zero = row[ZEROS] == len(sizes)
+    row[SMALLEST] = NOTHING if is_all_zero else _fp32_bits_of(least, mantissa_bits)
+    row[LARGEST] = _fp32_bits_of(most, mantissa_bits)
     return row
+
+
+def _magnitude_bits_of(values: Tensor) -> tuple[np.ndarray, int]:
+    """Return the bits of magnitudes as signed integers, and how many of them are the mantissa."""
+    mantissa = {torch.bfloat16: BF16_MANTISSA, torch.float16: FP16_MANTISSA}.get(values.dtype)
+    if mantissa is None:
+        return values.float().view(torch.int32).numpy() & np.int32(MAGNITUDE), FP32_MANTISSA
+    return values.view(torch.int16).numpy() & np.int16(MAGNITUDE >> 16), mantissa
+
+
+def _set_exponents_of_fp16(row: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> None:
+    """Set the counts by exponent of fp32 from those of fp16, whose subnormal numbers are normal in fp32."""
+    normal = counts[1:FP16_BROKEN]
+    row[FP16_FIRST : FP16_FIRST + len(normal)] = normal
+    row[BINS - 1] = counts[FP16_BROKEN:].sum()
+    row[0] = row[ZEROS]
+    if counts[0] > row[ZEROS]:
+        tiny = sizes[(sizes > 0) & (sizes < 1 << FP16_MANTISSA)]  # in units of 2**-24
+        by_power = np.bincount((tiny.astype(np.float32).view(np.int32) >> FP32_MANTISSA) - BIAS)
+        row[BIAS + FP16_SMALLEST : BIAS + FP16_SMALLEST + len(by_power)] += by_power
+
+
+def _fp32_bits_of(bits: int, mantissa_bits: int) -> int:
+    """Return the bits in fp32 of a number, by its bits in the type with so many of mantissa."""
+    if mantissa_bits == FP16_MANTISSA:
+        return int(np.array(bits, dtype=np.uint16).view(np.float16).astype(np.float32).view(np.int32))
+    return bits << FP32_MANTISSA - mantissa_bits
 
 
 def _range_counts_on_device(values: Tensor, exact: Tensor | None) -> Tensor:

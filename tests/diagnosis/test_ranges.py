@@ -49,6 +49,25 @@ def test_the_row_of_a_device_is_that_of_the_host(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("part", ["all", "zeros", "subnormal", "one", "not finite", "random"])
+def test_16_bits_are_counted_as_their_values_in_fp32(dtype: torch.dtype, part: str) -> None:
+    """Each row by 16-bit patterns is that of the same values as fp32, for all patterns and for parts of them."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    sizes = every.float().abs()
+    values = {
+        "all": every,
+        "zeros": every[sizes == 0],
+        "subnormal": every[(sizes > 0) & (sizes < torch.finfo(dtype).tiny)],
+        "one": every[sizes == 1][:1],
+        "not finite": every[~sizes.isfinite()],
+        "random": torch.randn(999, generator=torch.Generator().manual_seed(0)).relu().to(dtype),
+    }[part]
+    exact = values.double() + 1e-30
+    wide = np.asarray(range_counts_of(values.float(), exact))
+    assert np.asarray(range_counts_of(values, exact)).tolist() == wide.tolist()
+
+
 def test_large_tensors_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their rows and norms are those of the whole, also where nothing of a part is finite or other than zero."""
     tensor = torch.cat([_values(torch.float16), torch.zeros(70), torch.full((70,), math.nan)])
