@@ -83,44 +83,92 @@ def run_trials_of_rows(
     """
     begun = time.perf_counter()
     builds = {label: _text_deciding_cell_build(cell) for label, cell in rows.items()}
-    trials: dict[str, _CellTrial] = {}  # by build
-    untried: list[str] = []
-    left = 0.0  # seconds
     with tempfile.TemporaryDirectory(prefix=".preflight.", suffix=f".{os.getpid()}.tmp", dir=folder) as place:
+        runner = _TrialRunner(launcher, seeds, Path(place))
+        untried = runner.try_each_build(rows, builds, cells)
+        of_rows = dict(runner.trials)
         for label, cell in rows.items():
-            if builds[label] in trials:
-                continue
-            first = next(iter(trials.values()), None)
-            if first is not None and (
-                left < first.busy_seconds or (first.was_ended_for_time and not first.steps)
-            ):
-                untried.append(label)
-                continue
-            trial = _run_trial_of_cell(
-                cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials)))
-            )
-            left = trial.seconds_for_other_arms(cells) if first is None else left - trial.busy_seconds
-            trials[builds[label]] = trial
-            if first is None and (trial.is_fault_of_script or trial.faults):
-                break
-        proven = dict(trials)
-        for label, cell in rows.items():
-            if builds[label] in trials:
-                trial = trials[builds[label]]
-                left = _try_advised_arms(trial, cell, proven, left, seeds[-1], launcher, Path(place))
-        tried = [trial for trial in trials.values() if not trial.must_start_by_hand]
-        if (
-            len(tried) == 1 == len(rows)
-            and len(seeds) > 1
-            and tried[0].is_trained
-            and left >= tried[0].busy_seconds
-        ):
-            tried += [
-                _run_trial_of_cell(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()
-            ]
+            if builds[label] in of_rows:
+                runner.try_advised_arms(of_rows[builds[label]], cell)
+        tried = [trial for trial in of_rows.values() if not trial.must_start_by_hand]
+        if len(tried) == len(rows) == 1:
+            tried += runner.try_with_last_seed(tried[0], *rows.values())
     found = _preflight_of_trials(tried, time.perf_counter() - begun)
-    seen = {"arms": _arm_trials_by_label(builds, trials), "remarks": _labels_by_remark(builds, trials)}
+    seen = {"arms": _arm_trials_by_label(builds, of_rows), "remarks": _labels_by_remark(builds, of_rows)}
     return found.model_copy(update={**seen, "untried": untried})
+
+
+class _TrialRunner:
+    """Trains a few steps of cells, each build once, within the time that the first trial sets.
+
+    Attributes:
+        trials: by what decides how a cell is built.
+    """
+
+    def __init__(self, launcher: Launcher, seeds: Sequence[int], place: Path) -> None:
+        self._launcher, self._seeds, self._place = launcher, seeds, place
+        self._left = 0.0  # seconds
+        self.trials: dict[str, _CellTrial] = {}
+
+    def try_each_build(
+        self, rows: Mapping[str, RunConfig], builds: Mapping[str, str], cells: int
+    ) -> list[str]:
+        """Try cells, the first with the first seed; return the labels for which no time was left.
+
+        Args:
+            rows: cells by a label.
+            builds: what decides how each is built, by the label.
+            cells: how many will run.
+        """
+        untried: list[str] = []
+        first: _CellTrial | None = None
+        for label, cell in rows.items():
+            if builds[label] in self.trials:
+                continue
+            if first is None:
+                first = self._try_cell(cell, builds[label], self._seeds[0])
+                self._left = first.seconds_for_other_arms(cells)
+                if first.is_fault_of_script or first.faults:
+                    break
+            elif self._left < first.busy_seconds or (first.was_ended_for_time and not first.steps):
+                untried.append(label)
+            else:
+                self._left -= self._try_cell(cell, builds[label], self._seeds[-1]).busy_seconds
+        return untried
+
+    def try_advised_arms(self, failed: _CellTrial, cell: RunConfig) -> None:
+        """Leave, of the arms that the error of a trial advises, those that are seen to make a step.
+
+        Args:
+            failed: the trial; one without advice is left as it is.
+            cell: of it.
+        """
+
+        def find_trial(arm: str) -> _CellTrial | None:
+            other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
+            build = _text_deciding_cell_build(other)
+            if build not in self.trials and self._left >= failed.busy_seconds:
+                self._left -= self._try_cell(other, build, self._seeds[-1]).busy_seconds
+            return self.trials.get(build)
+
+        able: list[str] = []
+        for advised in failed.advice.arms:
+            if _patterns_kept_by(advised) and any(map(_patterns_kept_by, able)):
+                continue  # the first that trains keeps the least
+            arm = _find_able_arm(advised, find_trial)
+            able += [arm] if arm and arm not in able else []
+        failed.advice = failed.advice.with_arms(able)
+
+    def try_with_last_seed(self, first: _CellTrial, cell: RunConfig) -> list[_CellTrial]:
+        """Try the only cell again with another seed, if there is one, it trains, and there is time for it."""
+        if len(self._seeds) < 2 or not first.is_trained or self._left < first.busy_seconds:
+            return []
+        return [_run_trial_of_cell(cell, self._seeds[-1], self._launcher, self._place / "again")]
+
+    def _try_cell(self, cell: RunConfig, build: str, seed: int) -> _CellTrial:
+        folder = self._place / str(len(self.trials))
+        trial = self.trials[build] = _run_trial_of_cell(cell, seed, self._launcher, folder)
+        return trial
 
 
 def _arm_trials_by_label(builds: Mapping[str, str], trials: Mapping[str, _CellTrial]) -> dict[str, ArmTrial]:
@@ -137,46 +185,6 @@ def _labels_by_remark(builds: Mapping[str, str], trials: Mapping[str, _CellTrial
             for text in trials[build].remarks:
                 found.setdefault(text, []).append(label)
     return found
-
-
-def _try_advised_arms(
-    failed: _CellTrial,
-    cell: RunConfig,
-    trials: dict[str, _CellTrial],
-    left: float,
-    seed: int,
-    launcher: Launcher,
-    place: Path,
-) -> float:
-    """Leave, of the arms that the error of a trial advises, those that are seen to make a step.
-
-    Args:
-        failed: the trial; one without advice is left as it is.
-        cell: of it.
-        trials: all by build; those of arms that were not tried are added.
-        left: seconds.
-
-    Returns:
-        The seconds that are left.
-    """
-
-    def find_trial(arm: str) -> _CellTrial | None:
-        nonlocal left
-        other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
-        build = _text_deciding_cell_build(other)
-        if build not in trials and left >= failed.busy_seconds:
-            trials[build] = _run_trial_of_cell(other, seed, launcher, place / str(len(trials)))
-            left -= trials[build].busy_seconds
-        return trials.get(build)
-
-    able: list[str] = []
-    for advised in failed.advice.arms:
-        if _patterns_kept_by(advised) and any(map(_patterns_kept_by, able)):
-            continue  # the first that trains keeps the least
-        arm = _find_able_arm(advised, find_trial)
-        able += [arm] if arm and arm not in able else []
-    failed.advice = failed.advice.with_arms(able)
-    return left
 
 
 def _find_able_arm(arm: str, find_trial: Callable[[str], _CellTrial | None]) -> str | None:

@@ -103,18 +103,10 @@ def run_plan(
             running.announce_cells(every)
         for block in [every] if together else plan.cell_ranges_by_seed():
             missing = running.indices_to_run(block)
-            waiting = set(missing)
             if missing and may_start is not None and not may_start(running.done_records()):
                 break
             running.announce_cells(missing)
-            runner = CellRunner(running, jobs, by_seed=together)
-            with runner.run_and_yield_finished_cells(missing) as finished:
-                for index in block:
-                    if index in waiting:
-                        # of several that run at once, the first to end
-                        running.keep_finished_cell(next(finished))
-                    else:
-                        running.report_reused_cell(index)
+            CellRunner(running, jobs, by_seed=together).run_or_report_each_cell(block, missing)
             running.run_block_timing_rounds(block)
         return running.save(test=test)
     except CommonFailure as failure:
@@ -383,6 +375,17 @@ class CellRunner:
     running: RunningPlan
     jobs: int
     by_seed: bool = False
+
+    def run_or_report_each_cell(self, block: Sequence[int], missing: Sequence[int]) -> None:
+        """Run those of a block of cells that are missing, and report the others, in the order of the block."""
+        waiting = set(missing)
+        with self.run_and_yield_finished_cells(missing) as finished:
+            for index in block:
+                if index in waiting:
+                    # of several that run at once, the first to end
+                    self.running.keep_finished_cell(next(finished))
+                else:
+                    self.running.report_reused_cell(index)
 
     @contextlib.contextmanager
     def run_and_yield_finished_cells(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
 from ampcompare.experiment.script_run import ScriptRun, read_run_error, read_script_run
@@ -98,12 +98,7 @@ def trace_script_in_child(
         }
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             at = sandbox.path_seen_in_sandbox(str(script))
-            moved = {  # of a file outside of the sandbox, as `sys.path` may lead to it, too
-                place: text
-                for each, text in (texts or {}).items()
-                for place in (os.path.abspath(each), sandbox.path_seen_in_sandbox(str(each)))
-            }
-            (folder / MOVED).write_text(json.dumps(moved), encoding="utf-8")
+            _write_moved_texts(texts or {}, sandbox, folder)
             words, place = json.dumps({**request, "script": at}, default=str), ""
             environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
             if stack is None:
@@ -122,19 +117,29 @@ def trace_script_in_child(
                     place = f"{ENGINE} {place}"
                 environment = environment_without_own_python(environment)
             code, text = run_command(command, environment)
-        which = (
-            "the rewritten script"
-            if rewrite
-            else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
-        )
-        which += f" in the stack {stack.name}" if stack is not None else ""
-        _refuse_failed_run(code, text, which, folder)
+        _refuse_failed_run(code, text, _name_of_run(rewrite, opt_level, stack), folder)
         if stack is not None and first_weights is not None and made.exists():
             shutil.move(made, first_weights)
         run = read_script_run(folder, steps=steps)
         limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
         written = [one.path for one in sandbox.written]
         return dataclasses.replace(run, written=written, limits=limits, place=place)
+
+
+def _write_moved_texts(texts: Mapping[Path, str], sandbox: Sandbox, folder: Path) -> None:
+    """Write what becomes of files, each by the paths by which the script may find it in the sandbox."""
+    moved = {  # of a file outside of the sandbox, as `sys.path` may lead to it, too
+        place: text
+        for each, text in texts.items()
+        for place in (os.path.abspath(each), sandbox.path_seen_in_sandbox(str(each)))
+    }
+    (folder / MOVED).write_text(json.dumps(moved), encoding="utf-8")
+
+
+def _name_of_run(rewrite: str | None, opt_level: str | None, stack: StackConfig | None) -> str:
+    what = "the rewritten script" if rewrite else "the unchanged script"
+    level = f" at {opt_level}" if opt_level and not rewrite else ""
+    return f"{what}{level}{f' in the stack {stack.name}' if stack is not None else ''}"
 
 
 def _refuse_failed_run(code: int | None, text: str, which: str, folder: Path) -> None:

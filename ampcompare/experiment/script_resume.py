@@ -83,65 +83,77 @@ def compare_resumption_of_script(
     """Return the comparison of such runs, and whether all that kills have left loads; errors are those from above."""
     with tempfile.TemporaryDirectory(prefix="ampcompare-resume-") as outer:
         runs = _ResumeRunner(Path(outer), settings, is_module)
-        (whole,) = runs.run_until_not_stopped([_ResumeRun("whole")], say)
-        step = check.step
-        at = next((row for row in whole.saves if row["step"] >= step), None)
-        if at is not None and at["behind"]:  # a script with two optimizers, say
-            runs.ends_with, step = at["behind"], at["counts"][str(at["behind"])]
-            (whole,) = runs.run_until_not_stopped(
-                [_ResumeRun("whole, its steps counted by another optimizer")], say
-            )
-            then = f": step {check.step} of the first is in step {step}" * (step != check.step)
-            say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
-        say(f"without a break: {_step_count_text(whole)}, {_saved_files_text(whole)}")
-        _refuse_incomparable_run(whole, step)
+        whole, step = _run_without_break(runs, check.step, say)
         added = shlex.split(check.arguments or "")
-        again = _ResumeRun("started again", added, {
-            "trainers": check.arguments is None, "rewrite": check.rewrite, "convert": check.convert,
-        })  # fmt: skip
-        broken, *others = runs.run_until_not_stopped(
-            [_ResumeRun("stopped", options={"stop_at": step}), again]
+        again = {"trainers": check.arguments is None, "rewrite": check.rewrite, "convert": check.convert}
+        broken, resumed = runs.run_until_stop_and_again(
+            _ResumeRun("stopped", options={"stop_at": step}), _ResumeRun("started again", added, again)
         )
-        if broken.stopped is None:
-            raise ConfigError(_why_not_stopped(broken, step))
         saved = broken.saves[-1]
-        say(
-            f"stopped behind step {broken.stopped}, after {saved['line']} had saved {_shown_path(saved['path'])}"
-        )
-        (resumed,) = others
-        how = [f"with {check.arguments}"] * bool(added) + [
-            f"with {row['by']}" for row in resumed.trainers[:1]
-        ]
-        by = "with the adapter" if check.rewrite == "adapter" else "as migrate rewrites it"
-        how += [f"{by}{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
-        say(f"started again{', '.join(['', *how]) if len(how) > 1 else ''.join(f' {each}' for each in how)}: "
-            f"{_step_count_text(resumed)}")  # fmt: skip
-        if not resumed.steps and resumed.last is not None and not resumed.error:
-            raise ConfigError(
-                "started again, the script steps no optimizer that it has made: one that pickle or torch.load brings "
-                "as a whole is not followed. Save its state_dict(), and load that into one that the script makes"
-            )
+        where = f"after {saved['line']} had saved {_shown_path(saved['path'])}"
+        say(f"stopped behind step {broken.stopped}, {where}")
+        say(f"started again{_how_started_again(check, resumed)}: {_step_count_text(resumed)}")
+        _refuse_untrained_resumption(resumed)
         found = compare_traces(whole, broken, resumed)
         if resumed.error and found.answer is ResumptionAnswer.EXACT:  # as far as it came
             raise LaunchError(resumed.error)
-        is_exact = found.answer is ResumptionAnswer.EXACT
-        twins = (
-            []
-            if is_exact or found.parted is None
-            else runs.run_until_not_stopped([_ResumeRun("twin", settings={"twin": True})])
-        )
-        for line in resumption_lines(
-            found, distance_of_last_losses(whole, twins[0]) if twins else None, check.rewrite
-        ):
-            say(line)
+        twin = None
+        if found.answer is not ResumptionAnswer.EXACT and found.parted is not None:
+            (trace,) = runs.run_until_not_stopped([_ResumeRun("twin", settings={"twin": True})])
+            twin = distance_of_last_losses(whole, trace)
+        _say_lines(say, resumption_lines(found, twin, check.rewrite))
         if resumed.error:
             raise LaunchError(resumed.error)
         if not check.kills:
             return found, True
         lines, is_safe = runs.kill_saving_copies(whole, broken, added, check)
-        for line in lines:
-            say(line)
+        _say_lines(say, lines)
     return found, is_safe
+
+
+def _run_without_break(
+    runs: _ResumeRunner, asked: int, say: Callable[[str], None]
+) -> tuple[ResumeTrace, int]:
+    """Run the script to its end; return its trace and the step to stop behind, in steps of the optimizer that ends one.
+
+    Raises:
+        ConfigError: the run leaves nothing to compare.
+    """
+    step = asked
+    (whole,) = runs.run_until_not_stopped([_ResumeRun("whole")], say)
+    at = next((row for row in whole.saves if row["step"] >= asked), None)
+    if at is not None and at["behind"]:  # a script with two optimizers, say
+        runs.ends_with, step = at["behind"], at["counts"][str(at["behind"])]
+        counted_by_other = _ResumeRun("whole, its steps counted by another optimizer")
+        (whole,) = runs.run_until_not_stopped([counted_by_other], say)
+        then = f": step {asked} of the first is in step {step}" if step != asked else ""
+        say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
+    say(f"without a break: {_step_count_text(whole)}, {_saved_files_text(whole)}")
+    _refuse_incomparable_run(whole, step)
+    return whole, step
+
+
+def _how_started_again(check: ResumeCheck, resumed: ResumeTrace) -> str:
+    """Return with what a script was started again, behind a space or a comma; "" as it was."""
+    how = [f"with {check.arguments}"] if shlex.split(check.arguments or "") else []
+    how += [f"with {row['by']}" for row in resumed.trainers[:1]]
+    if check.rewrite:
+        by = "with the adapter" if check.rewrite == "adapter" else "as migrate rewrites it"
+        how.append(f"{by}, from a file that convert has made" if check.convert else by)
+    return "".join(f" {each}" for each in how) if len(how) < 2 else f", {', '.join(how)}"
+
+
+def _refuse_untrained_resumption(resumed: ResumeTrace) -> None:
+    if not resumed.steps and resumed.last is not None and not resumed.error:
+        raise ConfigError(
+            "started again, the script steps no optimizer that it has made: one that pickle or torch.load brings "
+            "as a whole is not followed. Save its state_dict(), and load that into one that the script makes"
+        )
+
+
+def _say_lines(say: Callable[[str], None], lines: Sequence[str]) -> None:
+    for line in lines:
+        say(line)
 
 
 @dataclass(frozen=True)
@@ -179,6 +191,20 @@ class _ResumeRunner:
             if not failed or len(traces) < len(given) or not traces[failed].steps:
                 raise LaunchError(error)
         return traces
+
+    def run_until_stop_and_again(
+        self, until: _ResumeRun, again: _ResumeRun
+    ) -> tuple[ResumeTrace, ResumeTrace]:
+        """Run the script until it is stopped, and again, in one sandbox; return both traces.
+
+        Raises:
+            ConfigError: it saved no file at which it could be stopped.
+        """
+        broken, *others = self.run_until_not_stopped([until, again])
+        if broken.stopped is None:
+            raise ConfigError(_why_not_stopped(broken, until.options["stop_at"]))
+        (resumed,) = others
+        return broken, resumed
 
     def kill_saving_copies(
         self, whole: ResumeTrace, broken: ResumeTrace, added: Sequence[str], check: ResumeCheck

@@ -105,54 +105,26 @@ class Session:
         A checkpoint is written when the consumer asks for the next event: by then it has processed all that the
         checkpoint contains.
         """
-        assembly = self.assembly
-        recipe = self.config.recipe
-        ranks = self.assembly.ranks
         position = self.position
         share = self._data_share_facts()
         for policy in self.policies:
             policy.begin(position.step)
-        for epoch in range(position.epoch, recipe.epochs):
-            left = assembly.total_steps - position.step
+        for epoch in range(position.epoch, self.config.recipe.epochs):
+            left = self.assembly.total_steps - position.step
             # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
             if (left <= 0 and position.batch == 0) or self.why_ended_early:
                 break
             self._report_phase("training")
             begin = self._wall_time_after_device() - position.train_seconds
-            batches: Iterator[Any] = assembly.task.data.train_batches(
-                epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
-            )
-            if self.config.prefetch and assembly.device.type == "cuda":
-                batches = prefetch_batches(batches, self.config.prefetch, CudaCopyStream(assembly.device))
+            batches = self._batches_left_of_epoch(epoch, share)
             for records in self.loop.run(batches, epoch=epoch, steps=left):
                 position.skipped += sum(not all(record.applied) for record in records)
                 position.step, position.batch = self.loop.step, position.batch + len(records)
                 yield records
                 if self._apply_policies(records) or self._save_and_is_asked_to_stop(len(records), begin):
                     return
-            trained = self._wall_time_after_device()
-            if ranks.size > 1:
-                self._require_equal_ranks(epoch)
-            self._report_phase("evaluating")
-            result = self._evaluate_trained_weights()
-            averaged = self._evaluate_average_if_any()
-            position.epoch = epoch + 1
-            position.batch = 0
-            position.train_seconds = 0.0
-            event = EpochResult(
-                epoch=epoch,
-                samples=result.samples,
-                values=result.values,
-                counts=result.counts,
-                chance=result.chance,
-                loss=result.loss,
-                ema_values=None if averaged is None else averaged.values,
-                ema_counts={} if averaged is None else averaged.counts,
-                ema_loss=None if averaged is None else averaged.loss,
-                per_sample=result.per_sample,
-                train_seconds=trained - begin,
-                eval_seconds=self._wall_time_after_device() - trained,
-            )
+            result, event = self._evaluate_epoch(epoch, begin)
+            position.epoch, position.batch, position.train_seconds = epoch + 1, 0, 0.0
             yield event
             for policy in self.policies:
                 policy.apply_to_epoch(event)
@@ -161,6 +133,48 @@ class Session:
         if self._saver is not None and self._saver.is_on:
             self._report_phase("saving")
             self._saver.save_run(position, self.state_dict, last=True)
+
+    def _batches_left_of_epoch(self, epoch: int, share: Mapping[str, Any]) -> Iterator[Any]:
+        """Return the batches of an epoch on the device, from the position on.
+
+        Args:
+            share: of this rank in the samples, as arguments of `train_batches`.
+        """
+        device = self.assembly.device
+        batches: Iterator[Any] = self.assembly.task.data.train_batches(
+            epoch, self.config.recipe.batch_size, device=device, start=self.position.batch, **share
+        )
+        if self.config.prefetch and device.type == "cuda":
+            return prefetch_batches(batches, self.config.prefetch, CudaCopyStream(device))
+        return batches
+
+    def _evaluate_epoch(self, epoch: int, begin: float) -> tuple[EvaluationResult, EpochResult]:
+        """Evaluate the trained weights and their average behind an epoch.
+
+        Args:
+            epoch: from 0.
+            begin: the wall time at which its training would have begun, had it never been stopped.
+        """
+        trained = self._wall_time_after_device()
+        if self.assembly.ranks.size > 1:
+            self._require_equal_ranks(epoch)
+        self._report_phase("evaluating")
+        result = self._evaluate_trained_weights()
+        averaged = self._evaluate_average_if_any()
+        return result, EpochResult(
+            epoch=epoch,
+            samples=result.samples,
+            values=result.values,
+            counts=result.counts,
+            chance=result.chance,
+            loss=result.loss,
+            ema_values=None if averaged is None else averaged.values,
+            ema_counts={} if averaged is None else averaged.counts,
+            ema_loss=None if averaged is None else averaged.loss,
+            per_sample=result.per_sample,
+            train_seconds=trained - begin,
+            eval_seconds=self._wall_time_after_device() - trained,
+        )
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the run at a drain point, in the layout of `checkpoint.store.layout`.

@@ -280,60 +280,91 @@ def _add_kernel_times(
 ) -> None:
     """Add the time of every kernel, and the gaps between them."""
     account.is_gpu = True
-    # place, operation and type, by the number of a launch
-    launches: dict[int, tuple[_PhaseAndModule, str, str]] = {}
-    idle_phases: list[tuple[float, float, Phase]] = []
-
-    def visit(
-        event: TraceEvent, place: _PhaseAndModule, operation: tuple[str, str], *, in_step: bool
-    ) -> None:
-        here = place.for_inside_of(event, modules)
-        if event.category in ("cuda_runtime", "cuda_driver"):
-            if "correlation" in event.args:
-                launches[int(event.args["correlation"])] = here, *operation
-            if event.name in _SYNC_CALLS and in_step:
-                account.waits[operation[0] or event.name] += (event.end - event.start) * MICROSECOND
-        elif event.category == "cpu_op" and not event.name.startswith(BACKWARD):
-            operation = event.name, event.narrowest_input_type
-        if event.name.startswith(PHASE):
-            idle_phases.append((event.start, event.end, here.phase))
-        for one in event.inside:
-            visit(one, here, operation, in_step=in_step or event.name == STEP)
-
-    for root in roots:
-        visit(root, _PhaseAndModule(), ("", ""), in_step=root.name == STEP)
-    # The autograd engine launches from a thread of its own, whose events are matched the same way.
     begin = steps[0][0]
+    host = _HostSide(account, modules)
+    for root in roots:
+        host.visit(root, _PhaseAndModule(), in_step=root.name == STEP)
+    # The autograd engine launches from a thread of its own, whose events are matched the same way.
     for other in {event.thread for event in known if event.category == "cpu_op"} - {thread}:
         for root in _outermost_events_with_nested(_host_events_of_thread(known, other)):
             if root.end > begin:
-                visit(root, _PhaseAndModule("backward"), ("", ""), in_step=True)
+                host.visit(root, _PhaseAndModule("backward"), in_step=True)
+
     work = sorted(
         (event for event in known if event.category in DEVICE_WORK and event.start >= begin),
         key=lambda event: event.start,
     )
-    kernels: list[TraceEvent] = []
-    collectives: list[TraceEvent] = []
-    for event in work:
-        (collectives if _work_kind_of_kernel(event.name, "") == "communication" else kernels).append(event)
+    collectives = [event for event in work if _work_kind_of_kernel(event.name, "") == "communication"]
+    kernels = [event for event in work if _work_kind_of_kernel(event.name, "") != "communication"]
     end = max([steps[-1][1], *(event.end for event in work)])
     account.seconds = (end - begin) * MICROSECOND
-    idle_phases.sort()
     compute, wire = (_merged_spans((one.start, one.end) for one in which) for which in (kernels, collectives))
     # a collective counts only where nothing is computed
     for start, stop in _span_parts_outside_others(wire, compute):
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND
+    _add_kernels_in_order(account, kernels, host.launches, begin)
+    idle_phases = sorted(host.phases)
+    for start, stop in _span_parts_outside_others([(begin, end)], _merged_spans([*compute, *wire])):
+        _add_idle_gap(account, start, stop, idle_phases)
+
+
+_Launch = tuple[_PhaseAndModule, str, str]  # where, by which operation, and its narrowest type
+
+
+class _HostSide:
+    """What the host did: its launches and phases; its waits for the device are added to the totals.
+
+    Attributes:
+        launches: place, operation and type, by the number that the kernel has too.
+        phases: start and end in microseconds, and which.
+    """
+
+    def __init__(self, account: TraceTotals, modules: Mapping[int, str]) -> None:
+        self._account, self._modules = account, modules
+        self.launches: dict[int, _Launch] = {}
+        self.phases: list[tuple[float, float, Phase]] = []
+
+    def visit(
+        self,
+        event: TraceEvent,
+        place: _PhaseAndModule,
+        operation: tuple[str, str] = ("", ""),
+        *,
+        in_step: bool,
+    ) -> None:
+        """Read an event and those inside of it.
+
+        Args:
+            place: where the event is.
+            operation: the innermost of torch around it, and its narrowest type.
+            in_step: whether it is in a step that is counted.
+        """
+        here = place.for_inside_of(event, self._modules)
+        if event.category in ("cuda_runtime", "cuda_driver"):
+            if "correlation" in event.args:
+                self.launches[int(event.args["correlation"])] = here, *operation
+            if event.name in _SYNC_CALLS and in_step:
+                self._account.waits[operation[0] or event.name] += (event.end - event.start) * MICROSECOND
+        elif event.category == "cpu_op" and not event.name.startswith(BACKWARD):
+            operation = event.name, event.narrowest_input_type
+        if event.name.startswith(PHASE):
+            self.phases.append((event.start, event.end, here.phase))
+        for one in event.inside:
+            self.visit(one, here, operation, in_step=in_step or event.name == STEP)
+
+
+def _add_kernels_in_order(
+    account: TraceTotals, kernels: Sequence[TraceEvent], launches: Mapping[int, _Launch], begin: float
+) -> None:
+    """Add the time of each kernel in which none before it ran, from a moment on."""
     reached = begin
     for event in kernels:
-        place, operation, dtype = launches.get(
-            int(event.args.get("correlation", -1)), (_PhaseAndModule(), "", "")
-        )
+        number = int(event.args.get("correlation", -1))
+        place, operation, dtype = launches.get(number, (_PhaseAndModule(), "", ""))
         kind = _work_kind_of_kernel(event.name, operation)
         own = max(0.0, event.end - max(event.start, reached))
         account.add_seconds_of(place.phase, kind, operation or event.name, dtype, place.module, own)
         reached = max(reached, event.end)
-    for start, stop in _span_parts_outside_others([(begin, end)], _merged_spans([*compute, *wire])):
-        _add_idle_gap(account, start, stop, idle_phases)
 
 
 def _add_idle_gap(

@@ -14,6 +14,7 @@ from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.script_arms import require_in_script
+from ampcompare.backends.spec import InScript
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.patches import Layer, Points, Subscriptions
@@ -76,17 +77,7 @@ class StandIn:
         self._wrappers = ParallelWrappers()
         self._wrappers.install(self._events)
         self._lifted = LiftedWeights(self._wrappers, rows, self._events)
-        side = ScriptSide(
-            self._events,
-            rows,
-            self._wrappers,
-            engine,
-            "cpu" if for_cuda or not torch.cuda.is_available() else "cuda",
-            self._record_weights,
-            self._has_initialized_apex,
-        )
-        prepare_torch_amp_stand_in: StandBehind = pkgutil.resolve_name(in_script.behind)
-        self.torch_amp = prepare_torch_amp_stand_in(arm, side)
+        self.torch_amp = self._make_torch_amp(in_script, engine)
         self.torch_amp.install(self._events)
         if formats is not None:
             formats.install(self._events)  # before what makes a block of autocast, so inside of it
@@ -99,25 +90,51 @@ class StandIn:
         if not in_script.is_as_written:
             follow_fp16_optimizers(rows, self._events)
         self.keeps_apex = in_script.keeps_apex
-        if not self.keeps_apex:
-            self._put_in_place_of_amp(ScriptAmp(arm, plain, rows))
-        elif rows is not None:
-            self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, rows))
-        if not arm.is_as_written:
-            follow_adapters(
-                functools.partial(answer_by_apex, importlib.import_module("apex.amp")), self._events
-            )
-        if arm.keep_fp32 and (context := self.torch_amp.find_casts_off_factory()) is not None:
-            script = self.torch_amp.script
-            KeptFp32AtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
+        self._answer_calls_of_apex(plain)
+        self._keep_modules_in_fp32()
         if rows is not None:
-            steps = OptimizerStepEvents(self._events)
-            FirstGradientsWatch(rows).follow(steps)
-            if not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
-                self._watch_roundings(rows, steps)
+            self._watch_steps(rows)
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.outer_calls_counted_as_inner), self._events)
+
+    def _make_torch_amp(self, in_script: InScript, engine: str) -> TorchAmpStandIn:
+        """Return what stands behind `torch.amp`, as the backend of the arm names it."""
+        side = ScriptSide(
+            self._events,
+            self._rows,
+            self._wrappers,
+            engine,
+            "cpu" if self._for_cuda or not torch.cuda.is_available() else "cuda",
+            self._record_weights,
+            self._has_initialized_apex,
+        )
+        make: StandBehind = pkgutil.resolve_name(in_script.behind)
+        return make(self.arm, side)
+
+    def _answer_calls_of_apex(self, plain: PlainScript) -> None:
+        """Put the arm behind `apex.amp` and the adapter that `migrate` writes, unless Apex's calls stay its own."""
+        if not self.keeps_apex:
+            self._put_in_place_of_amp(ScriptAmp(self.arm, plain, self._rows))
+        elif self._rows is not None:
+            self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, self._rows))
+        if not self.arm.is_as_written:
+            answer = functools.partial(answer_by_apex, importlib.import_module("apex.amp"))
+            follow_adapters(answer, self._events)
+
+    def _keep_modules_in_fp32(self) -> None:
+        """Keep those that the arm names without casts, where it casts by calls."""
+        context = self.torch_amp.find_casts_off_factory() if self.arm.keep_fp32 else None
+        if context is not None:
+            script = self.torch_amp.script
+            KeptFp32AtFirstCall(self.arm.keep_fp32, context, lambda: script.acts).install(self._events)
+
+    def _watch_steps(self, rows: RecordedSteps) -> None:
+        """Remark what first gradients and rounding show."""
+        steps = OptimizerStepEvents(self._events)
+        FirstGradientsWatch(rows).follow(steps)
+        if not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
+            self._watch_roundings(rows, steps)
 
     def _watch_roundings(self, rows: RecordedSteps, steps: OptimizerStepEvents) -> None:
         """Remark what rounding takes from the script by its own lines."""

@@ -48,23 +48,45 @@ def shard_models(
     Parameters and buffers of rank 0 are those of all ranks, as under torch's DDP. Every rank calls it. Modules in
     `kept` compute in fp32.
     """
+    _refuse_unshardable(models, optimizers)
+    names = {id(param): (number, name) for number, name, param in _named_parameters(models)}
+    for model in models:
+        _shard_model(model, types, kept)
+    sharded = {(number, name): param for number, name, param in _named_parameters(models)}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            old = group["params"]
+            group["params"] = [sharded[names[id(param)]] for param in old]
+            for before, after in zip(old, group["params"], strict=True):
+                if before in optimizer.state:
+                    state = optimizer.state.pop(before)
+                    optimizer.state[after] = {name: shard_like(value, after) for name, value in state.items()}
+
+
+def _refuse_unshardable(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    """Refuse what cannot be sharded here.
+
+    Raises:
+        PreparationError: there is no process group, or an optimizer steps what shards cannot replace.
+        BackendUnavailable: this torch shards on no CPU.
+    """
     if not dist.is_available() or not dist.is_initialized():
         raise PreparationError(
             "weights are sharded over a process group, but there is none; call torch.distributed.init_process_group "
             "first, even with one process"
         )
-    if torch.torch_version.TorchVersion(torch.__version__) < "2.7" and any(
-        param.device.type == "cpu" for model in models for param in model.parameters()
-    ):
+    params = [param for _, _, param in _named_parameters(models)]
+    is_old = torch.torch_version.TorchVersion(torch.__version__) < "2.7"
+    if is_old and any(param.device.type == "cpu" for param in params):
         raise BackendUnavailable(
             f"FSDP2 shards weights on a CPU from torch 2.7 on, and this is {torch.__version__}: "
             "pip install -U torch torchvision"
         )
-    names = {id(param): (model, name) for model in models for name, param in model.named_parameters()}
-    held = [
+    known = set(map(id, params))
+    held = (
         param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]
-    ]
-    if any(id(param) not in names for param in held):
+    )
+    if any(id(param) not in known for param in held):
         raise PreparationError(
             "an optimizer holds a tensor that is not a parameter of the models, such as a master weight; sharding "
             "replaces parameters only"
@@ -73,17 +95,13 @@ def shard_models(
         raise PreparationError(
             "a step that is skipped on the device copies whole weights; leave out skip_on_device"
         )
-    for model in models:
-        _shard_model(model, types, kept)
-    sharded = {id(model): dict(model.named_parameters()) for model in models}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            old = group["params"]
-            group["params"] = [sharded[id(names[id(param)][0])][names[id(param)][1]] for param in old]
-            for before, after in zip(old, group["params"], strict=True):
-                if before in optimizer.state:
-                    state = optimizer.state.pop(before)
-                    optimizer.state[after] = {name: shard_like(value, after) for name, value in state.items()}
+
+
+def _named_parameters(models: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Parameter]]:
+    """Yield the parameters of models, each with the number of its model and its name there."""
+    for number, model in enumerate(models):
+        for name, param in model.named_parameters():
+            yield number, name, param
 
 
 def units_to_gather(model: nn.Module) -> list[nn.Module]:

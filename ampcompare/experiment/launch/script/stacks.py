@@ -473,44 +473,48 @@ def run_script_in_stack(
         found = inspect_stack(stack, Path(place))
         if found.fault:
             raise EnvironmentUnfit(found.fault)
-        target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
-        is_as_written = Arm.parse(arm).is_as_written
-        if found.has_ampcompare and not (is_as_written and found.apex_version):
-            start = [
-                "-m",
-                "ampcompare",
-                "exec",
-                "--arm",
-                arm,
-                *(["--record", target] if record is not None else []),
-            ]
-            start += ["--ledger"] * ledger
+        kept = None if record is None else os.path.abspath(record)
+        if found.has_ampcompare and not (Arm.parse(arm).is_as_written and found.apex_version):
+            start = ["-m", "ampcompare", "exec", "--arm", arm]
+            start += ["--record", kept] if kept is not None else []
+            start += ["--ledger"] if ledger else []
         else:
-            others = [
-                name
-                for name, value in options.items()
-                if name not in RECORDED and value != DEFAULTS.get(name)
-            ]
-            if not is_as_written or others or ledger or options.get("shift_seeds") == "all":
-                if others:
-                    what = f"--{others[0].replace('_', '-')}"
-                else:
-                    what = "this" if is_as_written else f"arm {arm}"
-                raise UnsupportedCombination(
-                    f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
-                )
-            start = [str(Path(place, CellFile.RECORDER)), "--record", target]
-            options = {name: value for name, value in options.items() if name in RECORDED}
-            if options.get("shift_seeds"):
-                options["shift_seeds"] = True
+            options = _options_of_recorder(stack, arm, options, ledger=ledger)
+            start = [str(Path(place, CellFile.RECORDER))]
+            start += ["--record", kept or str(Path(place, CellFile.SCRIPT))]
         for name, value in options.items():
-            start += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            start += [_flag_of_option(name), *([] if value is True else [str(value)])]
         process = subprocess.run(
             [*stack.python_command_for_cell(Path(place)), *start, *words],
             env=environment_without_own_python(),
             check=False,
         )
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _options_of_recorder(
+    stack: StackConfig, arm: str, options: Mapping[str, Any], *, ledger: bool
+) -> dict[str, Any]:
+    """Return those options of `exec` that the recorder has, as it takes them.
+
+    Raises:
+        UnsupportedCombination: the recorder alone cannot do what is asked.
+    """
+    is_as_written = Arm.parse(arm).is_as_written
+    others = [name for name, value in options.items() if name not in RECORDED and value != DEFAULTS.get(name)]
+    if others or not is_as_written or ledger or options.get("shift_seeds") == "all":
+        what = _flag_of_option(others[0]) if others else "this" if is_as_written else f"arm {arm}"
+        raise UnsupportedCombination(
+            f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
+        )
+    of_recorder = {name: value for name, value in options.items() if name in RECORDED}
+    if of_recorder.get("shift_seeds"):
+        of_recorder["shift_seeds"] = True
+    return of_recorder
+
+
+def _flag_of_option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _why_recorder_cannot(config: RunConfig, stack: StackFacts) -> str:
