@@ -15,8 +15,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from ampcompare.source.find import find_sources
-from ampcompare.source.lint.check import rules_for
-from ampcompare.source.lint.run import Selection, lint_files
+from ampcompare.source.lint.check import rules_that_may_match
+from ampcompare.source.lint.run import LintSelection, lint_files
 
 
 def measure(folder: Path) -> tuple[list[object], Counter[str]]:
@@ -26,9 +26,9 @@ def measure(folder: Path) -> tuple[list[object], Counter[str]]:
     for file in files:
         text = file.read_text(encoding="utf-8", errors="replace")
         lines += text.count("\n")
-        parsed += text.count("\n") if file.suffix != ".pyi" and rules_for(text) else 0
+        parsed += text.count("\n") if file.suffix != ".pyi" and rules_that_may_match(text) else 0
     began, used = time.perf_counter(), sum(os.times()[:4])
-    report = lint_files(files, Selection())
+    report = lint_files(files, LintSelection())
     seconds, used = time.perf_counter() - began, sum(os.times()[:4]) - used
     codes = Counter(finding.code for finding in report.findings)
     speed = round(lines / seconds, -3)

@@ -20,7 +20,7 @@ from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text
 from ampcompare.source.lint.read.module import Finding
 from ampcompare.source.lint.report import level_of_code
-from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes, read_selection
+from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes, read_selection
 from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 from ampcompare.source.syntax import SourceInvalid
 from ampcompare.source.versions import Versions, known_versions
@@ -86,14 +86,14 @@ class _EditorAnswers:
             if wanted is None or any(_is_action_of_kind(one.kind, kind) for kind in wanted)
         ]
 
-    def _selection_and_findings(self, document: TextDocument) -> tuple[Selection, list[Finding]]:
+    def _selection_and_findings(self, document: TextDocument) -> tuple[LintSelection, list[Finding]]:
         path = Path(document.path)
         try:
             selection = replace(read_selection([path]), versions=self._versions)
             return selection, check_text(document.source, selection.reports_code, self._versions, path)
         except (AmpCompareError, SourceInvalid):
             # half a line is written, or the settings are: the next change tells
-            return Selection(versions=self._versions), []
+            return LintSelection(versions=self._versions), []
 
 
 def _fix_of_finding(document: TextDocument, finding: Finding) -> types.CodeAction:
@@ -103,7 +103,7 @@ def _fix_of_finding(document: TextDocument, finding: Finding) -> types.CodeActio
 
 
 def _fix_of_all_findings(
-    document: TextDocument, findings: list[Finding], selection: Selection
+    document: TextDocument, findings: list[Finding], selection: LintSelection
 ) -> list[types.CodeAction]:
     if not any(finding.edits for finding in findings):
         return []

@@ -296,16 +296,16 @@ def _say_command_for_unmigrated(
     files: list[Path], paths: tuple[str, ...], *, adapter: bool, some_written: bool
 ) -> None:
     """Name what runs the files that are left by hand: the adapter, or the engine for what the adapter lacks."""
-    from ampcompare.source.migrate.adapter.project import movable_files
-    from ampcompare.source.migrate.leftovers import names_that_engine_lacks
+    from ampcompare.source.migrate.adapter.project import files_taken_off_apex
+    from ampcompare.source.migrate.leftovers import apex_names_engine_lacks
 
-    moving = [] if adapter else movable_files(files)
+    moving = [] if adapter else files_taken_off_apex(files)
     if moving:
         command = shlex.join(["ampcompare", "migrate", "--adapter", *paths])
         first = "; undo this --write first, since all files of a project share one loss scaler" * some_written
         how = "what is left moves off Apex as it is, with Apex's functions on torch.autocast in one file"
         _say_on_stderr(f"{how}: {command}{first}")
-    lacking = {path: names_that_engine_lacks(path) for path in files if path not in moving}
+    lacking = {path: apex_names_engine_lacks(path) for path in files if path not in moving}
     rest = [path for path, names in lacking.items() if not names]
     if rest:
         names = f" in {', '.join(map(str, rest))}" * (len(rest) < len(files))

@@ -69,12 +69,12 @@ def public_full_name(name: str) -> str:
     return name
 
 
-def is_of_adapter(full: str) -> bool:
+def is_name_of_adapter(full: str) -> bool:
     """Return whether a full name is of the adapter's module, in whatever package."""
     return ADAPTER in full.split(".")
 
 
-def is_of_no_apex(name: str) -> bool:
+def is_unknown_to_every_apex(name: str) -> bool:
     """Return whether a full name is one that no version of Apex has, so that its import fails everywhere."""
     module, _, last = name.rpartition(".")
     return module == "apex.normalization" and last not in NORMALIZATION

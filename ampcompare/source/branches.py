@@ -39,7 +39,7 @@ def known_conditions_at(module: Module, node: ast.AST) -> Facts:
     return facts
 
 
-def exclude_each_other(module: Module, one: ast.AST, other: ast.AST) -> bool:
+def never_run_together(module: Module, one: ast.AST, other: ast.AST) -> bool:
     """Return whether two places never run together: a test of one is the opposite of a test of the other."""
     return conditions_contradict(known_conditions_at(module, one), known_conditions_at(module, other))
 
@@ -98,13 +98,13 @@ def facts_with_conditions_of_test(facts: Facts, test: ast.expr, holds: bool) -> 
     """
     known = {**facts, **conditions_of_test(test, holds)}
     while True:
-        found = _conditions_of_last_undecided(known)
+        found = _conditions_from_last_undecided_operand(known)
         if not found:
             return known
         known |= found
 
 
-def _conditions_of_last_undecided(known: Facts) -> dict[str, object]:
+def _conditions_from_last_undecided_operand(known: Facts) -> dict[str, object]:
     """Return what follows for the only undecided part of a joint condition."""
     for text, value in known.items():
         test = _parse_joint_condition(text) if isinstance(value, bool) else None

@@ -74,7 +74,7 @@ class CallFollower(abc.ABC):
         self._reached = 0
         self.cut = False
         self._frames = itertools.count(1)
-        self._facts_behind_block(scope.node.body, CallFrame(scope, {}, (), (), {}, "", (scope,)))
+        self._follow_block_to_facts(scope.node.body, CallFrame(scope, {}, (), (), {}, "", (scope,)))
 
     # What a kind of follower does.
 
@@ -95,21 +95,25 @@ class CallFollower(abc.ABC):
         """Return what the arguments of a call are, by parameter."""
         return {}
 
-    def substitute_arguments(self, test: ast.expr, frame: CallFrame) -> ast.expr:
+    def condition_with_caller_arguments(self, test: ast.expr, frame: CallFrame) -> ast.expr:
         """Return a condition in the words of the function that was begun with: a parameter as its argument."""
         if isinstance(test, ast.UnaryOp):
-            return ast.UnaryOp(test.op, self.substitute_arguments(test.operand, frame))
+            return ast.UnaryOp(test.op, self.condition_with_caller_arguments(test.operand, frame))
         if isinstance(test, ast.BoolOp):
-            return ast.BoolOp(test.op, [self.substitute_arguments(value, frame) for value in test.values])
+            return ast.BoolOp(
+                test.op, [self.condition_with_caller_arguments(value, frame) for value in test.values]
+            )
         if isinstance(test, ast.Compare):
-            return ast.Compare(self.substitute_arguments(test.left, frame), test.ops, test.comparators)
-        return self.spell_condition_part(test, frame)
+            return ast.Compare(
+                self.condition_with_caller_arguments(test.left, frame), test.ops, test.comparators
+            )
+        return self.condition_part_in_root_names(test, frame)
 
-    def spell_condition_part(self, test: ast.expr, frame: CallFrame) -> ast.expr:
+    def condition_part_in_root_names(self, test: ast.expr, frame: CallFrame) -> ast.expr:
         """Return a part of a condition that no operator joins, in the words of the function that was begun with."""
         return test
 
-    def has_reached_enough(self) -> bool:
+    def is_done_following(self) -> bool:
         """Return whether enough was reached."""
         return False
 
@@ -143,23 +147,23 @@ class CallFollower(abc.ABC):
         prefix = f"{next(self._frames)}:"
         active = (*frame.active, callee)
         inner = replace(frame, scope=callee, names=names, prefix=prefix, active=active, receiver=receiver)
-        self._facts_behind_block(callee.node.body, inner)
+        self._follow_block_to_facts(callee.node.body, inner)
         return True
 
-    def _facts_behind_block(self, body: list[ast.stmt], frame: CallFrame) -> Facts | None:
+    def _follow_block_to_facts(self, body: list[ast.stmt], frame: CallFrame) -> Facts | None:
         """Follow statements; return what is known behind them, or None if that is not reached."""
         for statement in body:
             if isinstance(statement, DEFINITIONS):
                 continue
-            if self._reached > self.max_reached or self.has_reached_enough():
+            if self._reached > self.max_reached or self.is_done_following():
                 self.cut = True
                 return None
             if isinstance(statement, ast.If):
                 self._follow_expression(statement.test, statement, frame)
-                test = self.substitute_arguments(statement.test, frame)
+                test = self.condition_with_caller_arguments(statement.test, frame)
                 branches = ((statement.body, True), (statement.orelse, False))
                 known = [
-                    self._facts_behind_block(
+                    self._follow_block_to_facts(
                         branch, replace(frame, facts=facts_with_conditions_of_test(frame.facts, test, holds))
                     )
                     for branch, holds in branches
@@ -172,15 +176,15 @@ class CallFollower(abc.ABC):
             elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
                 head = statement.test if isinstance(statement, ast.While) else statement.iter
                 self._follow_expression(head, statement, frame)
-                self._facts_behind_block(statement.body, replace(frame, loops=(*frame.loops, statement)))
-                self._facts_behind_block(statement.orelse, frame)
+                self._follow_block_to_facts(statement.body, replace(frame, loops=(*frame.loops, statement)))
+                self._follow_block_to_facts(statement.orelse, frame)
             elif isinstance(statement, (ast.With, ast.AsyncWith)):
-                facts = self._facts_behind_block(statement.body, self._follow_with(statement, frame))
+                facts = self._follow_block_to_facts(statement.body, self._follow_with(statement, frame))
                 if facts is None:
                     return None
                 frame = replace(frame, facts=facts)
             elif isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
-                facts = self._facts_behind_try(statement, frame)  # type: ignore[arg-type]
+                facts = self._follow_try_to_facts(statement, frame)  # type: ignore[arg-type]
                 if facts is None:
                     return None
                 frame = replace(frame, facts=facts)
@@ -188,7 +192,7 @@ class CallFollower(abc.ABC):
                 self._follow_expression(statement.subject, statement, frame)
                 key = f"match {ast.unparse(statement.subject)}"
                 for number, case in enumerate(statement.cases):
-                    self._facts_behind_block(case.body, replace(frame, facts={**frame.facts, key: number}))
+                    self._follow_block_to_facts(case.body, replace(frame, facts={**frame.facts, key: number}))
             else:
                 self._follow_expression(statement, statement, frame)
                 self.after_statement(statement, frame)
@@ -196,16 +200,16 @@ class CallFollower(abc.ABC):
                     return None
         return frame.facts
 
-    def _facts_behind_try(self, statement: ast.Try, frame: CallFrame) -> Facts | None:
+    def _follow_try_to_facts(self, statement: ast.Try, frame: CallFrame) -> Facts | None:
         key = f"try at {statement.lineno}"
-        behind = self._facts_behind_block(
+        behind = self._follow_block_to_facts(
             [*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True})
         )
         handled = [
-            self._facts_behind_block(handler.body, replace(frame, facts={**frame.facts, key: False}))
+            self._follow_block_to_facts(handler.body, replace(frame, facts={**frame.facts, key: False}))
             for handler in statement.handlers
         ]
-        last = self._facts_behind_block(statement.finalbody, frame)
+        last = self._follow_block_to_facts(statement.finalbody, frame)
         if last is None or (behind is None and all(facts is None for facts in handled)):
             return None
         # Where every handler ends the round, what follows has seen the body run.
@@ -221,7 +225,7 @@ class CallFollower(abc.ABC):
     def _follow_expression(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
         inside = self._known.get(node)
         if inside is None:
-            inside = self._known[node] = list(self._expressions_reached(node, ()))
+            inside = self._known[node] = list(self._evaluated_expressions_with_tests(node, ()))
         for each, tests in inside:
             self._reached += 1
             inner = frame
@@ -229,28 +233,30 @@ class CallFollower(abc.ABC):
                 inner = replace(
                     inner,
                     facts=facts_with_conditions_of_test(
-                        inner.facts, self.substitute_arguments(test, frame), holds
+                        inner.facts, self.condition_with_caller_arguments(test, frame), holds
                     ),
                 )
             self.handle_node(each, statement, inner)
 
-    def _expressions_reached(self, node: ast.AST, tests: Tests) -> Iterator[tuple[ast.AST, Tests]]:
+    def _evaluated_expressions_with_tests(
+        self, node: ast.AST, tests: Tests
+    ) -> Iterator[tuple[ast.AST, Tests]]:
         """Yield the expressions that are reached in a node, the inner ones first.
 
         With each come the tests of conditional expressions, `and` and `or` under which it is evaluated.
         """
         if isinstance(node, ast.IfExp):
-            yield from self._expressions_reached(node.test, tests)
-            yield from self._expressions_reached(node.body, (*tests, (node.test, True)))
-            yield from self._expressions_reached(node.orelse, (*tests, (node.test, False)))
+            yield from self._evaluated_expressions_with_tests(node.test, tests)
+            yield from self._evaluated_expressions_with_tests(node.body, (*tests, (node.test, True)))
+            yield from self._evaluated_expressions_with_tests(node.orelse, (*tests, (node.test, False)))
             return
         if isinstance(node, ast.BoolOp):
             for value in node.values:
-                yield from self._expressions_reached(value, tests)
+                yield from self._evaluated_expressions_with_tests(value, tests)
                 tests = (*tests, (value, isinstance(node.op, ast.And)))
             return
         for child in child_nodes(node):
             if not isinstance(child, self.apart):
-                yield from self._expressions_reached(child, tests)
+                yield from self._evaluated_expressions_with_tests(child, tests)
         if isinstance(node, self.kinds):
             yield node, tests

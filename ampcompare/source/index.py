@@ -274,14 +274,14 @@ class Index:
         known = [each for each in named if isinstance(each, Function)]
         return known if len(known) == len(named) and not isinstance(callee, UnknownFunction) else []
 
-    def outside_names_of(self, node: ast.expr, scope: Scope) -> set[str]:
+    def possible_outside_names_of(self, node: ast.expr, scope: Scope) -> set[str]:
         """Return the full names of other packages that an expression may have; "" stands for anything else."""
         return {
             each.name if isinstance(each, ImportedObject) else ""
             for each in self.values_of_expression(node, scope)
         }
 
-    def calls_of_function(self, function: Scope) -> tuple[list[ast.Call], bool]:
+    def possible_calls_and_completeness(self, function: Scope) -> tuple[list[ast.Call], bool]:
         """Return the calls that may be of a function, and whether these are all.
 
         They are not where the function is passed on, or where a call of its name cannot be resolved.
@@ -323,7 +323,7 @@ class Index:
                 found = Answer.UNKNOWN
         return found
 
-    def is_subclass_of(self, scope: Scope, *names: str) -> bool:
+    def has_outside_base(self, scope: Scope, *names: str) -> bool:
         """Return whether a class has a base of another package, by one of some full names."""
         for each in self._project_bases_and_first_outside(scope)[0]:
             for expression in getattr(each.node, "bases", []):
@@ -455,7 +455,7 @@ class Index:
             inner = [each for each in made if isinstance(each, Function)]
             if inner:  # what it returns is called, and calls the function
                 found = frozenset().union(*(self._values_returned_by(each) for each in inner)) - {UNKNOWN} | (
-                    found if any(_returns_parameter(each.scope) for each in inner) else frozenset()
+                    found if any(_decorator_returns_function(each.scope) for each in inner) else frozenset()
                 )
         return found or frozenset({own})
 
@@ -509,7 +509,7 @@ class Index:
         if owner is not None and first == [name] and not self._is_static(scope):
             return self._values_of_self(owner, receiver, is_class=_has_decorator(node, "classmethod"))
         found: set[Value] = set()
-        calls, complete = self.calls_of_function(scope)
+        calls, complete = self.possible_calls_and_completeness(scope)
         if not complete or isinstance(node, ast.Lambda):
             found.add(UNKNOWN)
         if not calls and scope not in self._decorated_by_function:
@@ -810,7 +810,7 @@ class Index:
 
     def _bindings_of_scope(self, scope: Scope) -> dict[str, list[_Binding]]:
         if scope not in self._bindings:
-            self._bindings |= _read_bindings(scope.module)
+            self._bindings |= _bindings_by_scope(scope.module)
             self._add_star_bindings(scope.module.top)
         return self._bindings[scope]
 
@@ -1130,7 +1130,7 @@ def _is_outside_decorator(node: ast.expr) -> bool:
     return "regist" in name.lower() or name.endswith((".command", ".main", ".connect", ".on", ".hook"))
 
 
-def _returns_parameter(scope: Scope) -> bool:
+def _decorator_returns_function(scope: Scope) -> bool:
     """Return whether a decorator gives back the function itself."""
     return any(
         isinstance(each, ast.Return)
@@ -1182,7 +1182,7 @@ def _index_of_last_sure_binding(bindings: list[_Binding]) -> int:
     return max((place for place, each in enumerate(bindings) if each.always), default=0)
 
 
-def _read_bindings(module: Module) -> dict[Scope, dict[str, list[_Binding]]]:
+def _bindings_by_scope(module: Module) -> dict[Scope, dict[str, list[_Binding]]]:
     """Return what binds each name in each scope of a module, in the order of the source."""
     found: dict[Scope, dict[str, list[_Binding]]] = {scope: {} for scope in module.scopes}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.source.amp_names import ADAPTER, APEX, is_of_adapter
+from ampcompare.source.amp_names import ADAPTER, APEX, is_name_of_adapter
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.find import absolute_path, find_sources
 from ampcompare.source.module import Module
@@ -207,7 +207,7 @@ class ImportIndex:
             self._importing[path] = [each for each in others if path in self.files_imported_by(each)]
         return self._importing[path]
 
-    def files_reached_from(self, path: Path) -> frozenset[Path]:
+    def files_imported_transitively(self, path: Path) -> frozenset[Path]:
         """Return the files that one imports, and in turn those that these do, up to about `MAX_MODULES`."""
         if path not in self._reached:
             found: set[Path] = set()
@@ -220,7 +220,7 @@ class ImportIndex:
             self._reached[path] = frozenset(found)
         return self._reached[path]
 
-    def files_above(self, path: Path) -> list[Path]:
+    def files_importing_transitively(self, path: Path) -> list[Path]:
         """Return the files of the project that import one, and in turn those that import these."""
         if path not in self._above:
             seen, waiting, found = {path}, [path], []
@@ -236,9 +236,9 @@ class ImportIndex:
     def files_of_program(self, path: Path) -> list[Path]:
         """Return the other files that run where one does: what it imports, what imports it, and all of theirs."""
         if path not in self._programs:
-            found = set(self.files_reached_from(path))
-            for other in self.files_above(path):
-                found |= {other} | self.files_reached_from(other)
+            found = set(self.files_imported_transitively(path))
+            for other in self.files_importing_transitively(path):
+                found |= {other} | self.files_imported_transitively(other)
             self._programs[path] = sorted(found - {path})
         return self._programs[path]
 
@@ -332,7 +332,7 @@ class ImportIndex:
 
 
 def _does_module_import_adapter(module: Module) -> bool:
-    return any(is_of_adapter(full) for _, _, full in module.imports)
+    return any(is_name_of_adapter(full) for _, _, full in module.imports)
 
 
 class Project:

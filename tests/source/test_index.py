@@ -184,7 +184,7 @@ def test_the_callers_of_a_function_in_other_files(tmp_path: Path) -> None:
         path.write_text(text)
         module = Module(text)
         index = Index(module, Project(path, module))
-        calls, known = index.calls_of_function(module.scope_from[module.tree.body[0]])
+        calls, known = index.possible_calls_and_completeness(module.scope_from[module.tree.body[0]])
         assert sorted(map(ast.unparse, calls)) == ["step()", "steps.step()"]
         assert known is complete
 

@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.branches import never_run_together
 from ampcompare.source.call_order import CallFollower, CallFrame
 from ampcompare.source.index import Index
 from ampcompare.source.module import Module, SourceText
@@ -66,7 +66,7 @@ def test_places_that_never_run_together(one: str, other: str, never: bool) -> No
     """Tests that cannot both hold are known, whatever their form."""
     module = Module(f"if {one}:\n    f()\nif {other}:\n    g()\n")
     first, second = module.calls
-    assert exclude_each_other(module, first, second) is never
+    assert never_run_together(module, first, second) is never
 
 
 class _Names(CallFollower):

@@ -15,7 +15,7 @@ OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE
 OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
 
 
-def rules_for(text: str, selected: Callable[[str], bool] = lambda code: True) -> list[Rule]:
+def rules_that_may_match(text: str, selected: Callable[[str], bool] = lambda code: True) -> list[Rule]:
     """Return the rules of selected codes that may find something in a text, by the words that they need."""
     words = WordsInText(text)
     return [rule for rule in RULES if words.has_all_needed(rule.needs) and any(map(selected, rule.codes))]
@@ -38,7 +38,7 @@ def check_text(
     Raises:
         SourceInvalid: the text is not Python 3, and some rule may have findings in it.
     """
-    rules = rules_for(text, selected)
+    rules = rules_that_may_match(text, selected)
     if not rules:
         return []
     module = LintModule(text, versions, path)

@@ -14,7 +14,7 @@ from ampcompare.base.files.read import FileFault, read_text
 from ampcompare.source.document import read_document, write_document
 from ampcompare.source.edits import apply_edits
 from ampcompare.source.lint.catalog import CODES
-from ampcompare.source.lint.check import check_text, rules_for
+from ampcompare.source.lint.check import check_text, rules_that_may_match
 from ampcompare.source.lint.read.module import Finding
 from ampcompare.source.lint.report import LocatedFinding, Report, UnreadFile
 from ampcompare.source.lint.share_work import map_files
@@ -27,7 +27,7 @@ MAX_PASSES = 8
 
 
 @dataclass(frozen=True)
-class Selection:
+class LintSelection:
     """What is reported, and which files are left out.
 
     Attributes:
@@ -68,7 +68,7 @@ def _reported_codes(select: tuple[str, ...], ignore: tuple[str, ...]) -> frozens
     return frozenset(chosen)
 
 
-def read_selection(paths: Sequence[Path]) -> Selection:
+def read_selection(paths: Sequence[Path]) -> LintSelection:
     """Return the table `[tool.ampcompare.lint]` of the nearest pyproject.toml above the first path that has it.
 
     Raises:
@@ -81,7 +81,7 @@ def read_selection(paths: Sequence[Path]) -> Selection:
             table = _read_lint_table(file)
             if table is not None:
                 return _make_selection(file, table)
-    return Selection()
+    return LintSelection()
 
 
 def _read_lint_table(file: Path) -> Any:
@@ -94,7 +94,7 @@ def _read_lint_table(file: Path) -> Any:
     return table
 
 
-def _make_selection(file: Path, table: Any) -> Selection:
+def _make_selection(file: Path, table: Any) -> LintSelection:
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: {TABLE} is not a table")
     values: dict[str, Any] = {}
@@ -105,13 +105,13 @@ def _make_selection(file: Path, table: Any) -> Selection:
             raise ConfigError(f"{file}: {TABLE}.{key} must be a list of strings")
         values[key] = tuple(one if key == "exclude" else one.upper() for one in value)
     try:
-        return Selection(**values)
+        return LintSelection(**values)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
 
 
 def lint_files(
-    files: Iterable[Path], selection: Selection, *, fix: bool = False, named: Collection[Path] = ()
+    files: Iterable[Path], selection: LintSelection, *, fix: bool = False, named: Collection[Path] = ()
 ) -> Report:
     """Return what is found in files; one that cannot be read does not keep the others from being examined.
 
@@ -134,7 +134,9 @@ def lint_files(
     return report
 
 
-def _examine_file(path: Path, selection: Selection, named: Collection[Path], *, fix: bool = False) -> Report:
+def _examine_file(
+    path: Path, selection: LintSelection, named: Collection[Path], *, fix: bool = False
+) -> Report:
     report = Report()
     try:
         with _pause_garbage_collection():
@@ -160,13 +162,13 @@ def _pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, must_parse: bool) -> None:
+def _lint_file(path: Path, selection: LintSelection, fix: bool, report: Report, *, must_parse: bool) -> None:
     document = read_document(path)
     if path.suffix == ".pyi" and not must_parse:  # a stub, none of which ever runs
         report.files += 1
         return
     try:
-        if must_parse and not rules_for(document.text, selection.reports_code):
+        if must_parse and not rules_that_may_match(document.text, selection.reports_code):
             parse_tree(document.text)
         findings = check_text(document.text, selection.reports_code, selection.versions, path)
     except SourceInvalid as error:
@@ -191,7 +193,7 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
 
 
 def fixed_text_rest_and_num_fixes(
-    text: str, findings: list[Finding], selection: Selection
+    text: str, findings: list[Finding], selection: LintSelection
 ) -> tuple[str, list[Finding], int]:
     """Correct what findings have edits for, as often as that makes fewer of them.
 

@@ -34,7 +34,7 @@ ASKS = re.compile(
 COMMENT = re.compile(r"^\s*#")
 
 
-def names_that_engine_lacks(path: Path) -> list[str]:
+def apex_names_engine_lacks(path: Path) -> list[str]:
     """Return the full names of Apex that a file imports or uses and ampcompare's engine has not, in their order."""
     try:
         module = Module(parse_document(path, read_source_bytes(path)).text)
@@ -90,7 +90,9 @@ def requirements_of_apex(paths: Iterable[Path]) -> list[tuple[Path, int, str]]:
     """Return the lines, with their files and numbers, by which the projects of some files ask for the package Apex."""
     folders = dict.fromkeys(folder for path in paths for folder in _folders_of_project(path))
     files = [file for folder in folders for pattern in REQUIREMENTS for file in sorted(folder.glob(pattern))]
-    return [found for file in dict.fromkeys(files) if file.is_file() for found in _lines_that_ask(file)]
+    return [
+        found for file in dict.fromkeys(files) if file.is_file() for found in _requirement_lines_of_apex(file)
+    ]
 
 
 def _folders_of_project(path: Path) -> list[Path]:
@@ -99,7 +101,7 @@ def _folders_of_project(path: Path) -> list[Path]:
     return folders or [absolute_path(path).parent]
 
 
-def _lines_that_ask(file: Path) -> Iterator[tuple[Path, int, str]]:
+def _requirement_lines_of_apex(file: Path) -> Iterator[tuple[Path, int, str]]:
     text = file.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
         if ASKS.search(line) and not COMMENT.match(line):

@@ -13,7 +13,10 @@ from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.document import SourceDocument, parse_document, read_source_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
-from ampcompare.source.migrate.read.apex_guards import questions_to_other_packages, texts_naming_apex
+from ampcompare.source.migrate.read.apex_guards import (
+    findings_of_texts_naming_apex,
+    outside_apex_question_findings,
+)
 from ampcompare.source.migrate.read.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
@@ -172,10 +175,10 @@ def migrate_file(
         migration, around = None, Neighbors(path, imports)
         if may_use_apex(document.text):
             migration = migrate_text(document.text, around, versions or known_versions())
-            named = texts_naming_apex(around.module_of_text(document.text))
+            named = findings_of_texts_naming_apex(around.module_of_text(document.text))
             migration = replace(migration, findings=sorted({*migration.findings, *named}))
             migration = _migration_with_mistakes(document.text, migration, examine)
-            migration = migration_with_questions(path, document.text, migration, imports)
+            migration = migration_with_questions_to_packages(path, document.text, migration, imports)
         elif must_parse:
             parse_tree(document.text)
         if OLD_NAMES.search(document.text) and not around.runs_with_adapter(
@@ -192,7 +195,7 @@ def migrate_file(
         return FileMigration(path, document, fault=str(error))
 
 
-def migration_with_questions(
+def migration_with_questions_to_packages(
     path: Path, before: str, migration: Migration, imports: ImportIndex
 ) -> Migration:
     """Return a migration that changes a file with what the file asks other packages of Apex.
@@ -205,7 +208,7 @@ def migration_with_questions(
     """
     if migration.text == before:
         return migration
-    asking = questions_to_other_packages(path, before, imports)
+    asking = outside_apex_question_findings(path, before, imports)
     return replace(migration, findings=sorted({*migration.findings, *asking}))
 
 
@@ -218,9 +221,9 @@ def _renew_deprecated_names(before: str, migration: Migration | None, versions: 
     if OLD_NAMES.search(text) is None:
         return migration
     from ampcompare.source.lint.check import check_text
-    from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
+    from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes
 
-    selection = Selection(select=RENEWED, versions=versions)
+    selection = LintSelection(select=RENEWED, versions=versions)
     new, _, _ = fixed_text_rest_and_num_fixes(
         text, check_text(text, selection.reports_code, versions), selection
     )
@@ -263,7 +266,7 @@ def _find_syntax_fault(text: str) -> str | None:
     return None
 
 
-def find_mistakes(text: str) -> list[tuple[int, str, str]]:
+def find_lint_mistakes(text: str) -> list[tuple[int, str, str]]:
     """Return line, code and message of the mistakes in numbers that lint finds in a module."""
     # Imported here: not every migration asks for them, and all rules are imported with them.
     from ampcompare.source.lint.check import check_text

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
 
-from ampcompare.source.amp_names import APEX, is_of_no_apex
+from ampcompare.source.amp_names import APEX, is_unknown_to_every_apex
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.read.apex_guards import (
     PASSED_ON,
     SWITCHED,
-    answer_question,
-    is_only_asked_for,
+    answer_availability_question_yes,
+    is_only_tested_for_presence,
     names_switched_by_script,
 )
 from ampcompare.source.migrate.read.finding import NOTE, Finding, UnsureRewrite
@@ -115,7 +115,7 @@ SHARDS = (
 )
 
 
-class UseRewriter:
+class ApexUseRewriter:
     """Rewrites single uses.
 
     Args:
@@ -159,7 +159,7 @@ class UseRewriter:
             raise UnsureRewrite(node, LATER_STAR.format(node.id if isinstance(node, ast.Name) else ""))
         if self._is_about_absence_of_apex(node):
             stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
-            return not stays and self._rewrite_absence(node)
+            return not stays and self._rewrite_absence_of_apex(node)
         if meaning in IMPORTED:
             return self._rename_use(node, IMPORTED[meaning])
         last = meaning.rpartition(".")[2]
@@ -173,7 +173,7 @@ class UseRewriter:
             return True
         if (reason := _why_part_is_left(meaning)) is not None:
             raise UnsureRewrite(node, reason)
-        if is_of_no_apex(meaning):
+        if is_unknown_to_every_apex(meaning):
             self._add_note(node, NEVER_THERE.format(meaning))
             return False
         if meaning.startswith(STAYS):
@@ -194,9 +194,9 @@ class UseRewriter:
 
     def _answer_question(self, node: ast.Name | ast.Attribute) -> bool:
         """Answer where `apex.amp` is only asked whether it is there."""
-        if not is_only_asked_for(self._module, node):
+        if not is_only_tested_for_presence(self._module, node):
             return False
-        self.findings += answer_question(self._module, self._edits, node)
+        self.findings += answer_availability_question_yes(self._module, self._edits, node)
         return True
 
     def _add_note(self, node: ast.AST, message: str) -> None:
@@ -224,12 +224,14 @@ class UseRewriter:
     def _is_about_absence_of_apex(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return True
-        return isinstance(self._module.parent(node), ast.Compare) and is_only_asked_for(self._module, node)
+        return isinstance(self._module.parent(node), ast.Compare) and is_only_tested_for_presence(
+            self._module, node
+        )
 
-    def _rewrite_absence(self, node: ast.Name | ast.Attribute) -> bool:
+    def _rewrite_absence_of_apex(self, node: ast.Name | ast.Attribute) -> bool:
         parent = self._module.parent(node)
         if isinstance(parent, ast.Compare):
-            self.findings += answer_question(self._module, self._edits, node)
+            self.findings += answer_availability_question_yes(self._module, self._edits, node)
             return True
         statement = self._module.statement_around(node)
         caught = any(isinstance(outer, ast.ExceptHandler) for outer in self._module.ancestors(statement))
@@ -395,7 +397,7 @@ class UseRewriter:
         if call is None:
             self._replace_optimizer_class(node, name, self._fused_option_of(twin.torch))
             return True
-        given = _arguments_of_torch(call, name)
+        given = _arguments_kept_for_torch(call, name)
         bias, mode = given.get("bias_correction"), given.get("adam_w_mode")
         if bias is not None and _is_option_off(bias):
             self._add_note(node, NO_CORRECTION)
@@ -568,7 +570,7 @@ def _why_part_is_left(meaning: str) -> str | None:
     return f"Apex removed {gone} {when}; take {instead}"
 
 
-def classes_asked_for(modules: Iterable[tuple[str, Module]]) -> dict[str, str]:
+def classes_tested_by_isinstance(modules: Iterable[tuple[str, Module]]) -> dict[str, str]:
     """Return the classes of torch for which modules ask by `isinstance` and Apex's answer otherwise, with a place.
 
     Args:
@@ -656,7 +658,7 @@ def _is_option_off(value: ast.expr | None) -> bool:
     return value is None or (isinstance(value, ast.Constant) and not value.value)
 
 
-def _arguments_of_torch(call: ast.Call, name: str) -> dict[str, ast.expr]:
+def _arguments_kept_for_torch(call: ast.Call, name: str) -> dict[str, ast.expr]:
     """Return the named arguments of a call of a fused optimizer; refuse those that the one of torch has not."""
     twin = OPTIMIZERS[name]
     if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:

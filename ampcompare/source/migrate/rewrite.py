@@ -5,17 +5,25 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE, is_of_adapter, public_full_name
+from ampcompare.source.amp_names import APEX, CORE, is_name_of_adapter, public_full_name
 from ampcompare.source.edits import Edits, text_with_statements_on_own_lines
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.core.casts import keep_cpu_outputs_fp32, note_casts
+from ampcompare.source.migrate.core.casts import keep_cpu_outputs_fp32, note_differing_casts
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
-from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
+from ampcompare.source.migrate.core.internals import (
+    AMP_STATE,
+    INTERNALS,
+    NO_EQUIVALENT,
+    find_apex_internals_uses,
+)
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
-from ampcompare.source.migrate.read.apex_guards import answer_apex_questions, simplify_constant_conditions
-from ampcompare.source.migrate.read.early_names import BOUND_EARLY, find_early_names
+from ampcompare.source.migrate.read.apex_guards import (
+    answer_apex_availability_with_yes,
+    simplify_constant_conditions,
+)
+from ampcompare.source.migrate.read.early_names import BOUND_EARLY, find_early_bindings_of_torch
 from ampcompare.source.migrate.read.finding import (
     BY_HAND,
     MARK,
@@ -27,7 +35,11 @@ from ampcompare.source.migrate.read.finding import (
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import ALONE, Neighbors
 from ampcompare.source.migrate.read.replacement_table import IMPORTED, LAYERS, REMOVED
-from ampcompare.source.migrate.replacements import OTHER_CLASSES, UseRewriter, classes_asked_for
+from ampcompare.source.migrate.replacements import (
+    OTHER_CLASSES,
+    ApexUseRewriter,
+    classes_tested_by_isinstance,
+)
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import (
@@ -151,7 +163,7 @@ def migrate_text(
         result = _migrate_split_text(text, apart, around, versions, alone=alone)
         return result if result.whole else _migration_with_lines_as_they_are(module, names, around, result)
     if not names.imports and not names.uses:
-        return _migrate_unnamed(text, module, around, alone=alone)
+        return _migrate_without_apex_names(text, module, around, alone=alone)
     rewrite = _ModuleRewrite(module, names, around, versions, alone=alone)
     rewrite.rewrite_core(refused)
     rewrite.replace_uses()
@@ -191,10 +203,10 @@ def _text_with_apex_on_own_lines(text: str, module: Module, names: ModuleImports
 def _names_adapter_in_text(module: Module) -> bool:
     """Return whether a module has the adapter's name as a text, as for `importlib.import_module`."""
     texts = (each.value for each in module.nodes if isinstance(each, ast.Constant))
-    return any(isinstance(each, str) and is_of_adapter(each) for each in texts)
+    return any(isinstance(each, str) and is_name_of_adapter(each) for each in texts)
 
 
-def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: bool) -> Migration:
+def _migrate_without_apex_names(text: str, module: Module, around: Neighbors, *, alone: bool) -> Migration:
     """Return the migration of a module that names Apex nowhere, but may use its objects or ask whether it is there."""
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
@@ -213,7 +225,7 @@ def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: boo
         if ast.dump(owner) in owners and isinstance(call.func, ast.Attribute):
             findings.append(Finding.of_node(call, BY_HAND, MAY_BE_APEX.format(call.func.attr)))
     if not findings and not alone and _are_all_cores_rewritten(around, module):
-        findings += answer_apex_questions(module, edits)
+        findings += answer_apex_availability_with_yes(module, edits)
     whole = all(each.kind == NOTE for each in findings)
     _put_comments_above_left_by_hand(module, edits, findings)
     return Migration(
@@ -227,7 +239,7 @@ def _private_state_findings(module: Module, around: Neighbors) -> list[Finding]:
         return []
     if around.runs_with_adapter(module):  # which gives them too
         return []
-    internals = find_internals(around.index_of(module))
+    internals = find_apex_internals_uses(around.index_of(module))
     return [Finding.of_node(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
 
 
@@ -272,10 +284,10 @@ class _ModuleRewrite:
             if self.core is not None:
                 outputs = AutocastOutputs(self.core)  # again, as the core has more regions of autocast now
                 keep_cpu_outputs_fp32(self.core, outputs)
-                note_casts(self.core, outputs)
+                note_differing_casts(self.core, outputs)
                 self.findings += self.core.findings
                 if not fp16_level_of_file(self.core.sites):
-                    early = find_early_names(self.module).items()
+                    early = find_early_bindings_of_torch(self.module).items()
                     self.findings += [
                         Finding.of_node(node, NOTE, BOUND_EARLY.format(name)) for node, name in early
                     ]
@@ -291,10 +303,10 @@ class _ModuleRewrite:
         if not self.is_whole:
             self.kept += [node for node, _ in self.names.uses]
             return
-        asked = self._classes_asked_for()
+        asked = self._classes_tested_by_isinstance()
         # A scaler of the project calls the step of a fused optimizer where it skips; who counts steps sees that.
         fused_for = None if self.core is None and self._has_own_scaler() else self._versions.torch
-        replacements = UseRewriter(self.module, self.names, self.edits, self.torch, asked, fused_for)
+        replacements = ApexUseRewriter(self.module, self.names, self.edits, self.torch, asked, fused_for)
         self._twins = replacements.imports
         index = self._around.index_of(self.module)
         for node, meaning in self.names.uses:
@@ -308,21 +320,21 @@ class _ModuleRewrite:
                     self.findings.append(Finding.of_node(error.node, BY_HAND, str(error)))
         self.findings += replacements.findings
 
-    def _classes_asked_for(self) -> dict[str, str]:
+    def _classes_tested_by_isinstance(self) -> dict[str, str]:
         """Return the classes of torch for which the program asks and that Apex's are none of, with places."""
         if not any(meaning.endswith(OTHER_CLASSES) for _, meaning in self.names.uses):
             return {}
         around = self._around
         others = around.modules_of_program(self.module)
         named = [(around.relative_path_of(path), each) for path, each in others]
-        return classes_asked_for([("this file", self.module), *named])
+        return classes_tested_by_isinstance([("this file", self.module), *named])
 
     def _has_own_scaler(self) -> bool:
         """Return whether the program names a GradScaler of its own, where this module has a fused optimizer."""
         if not any(meaning.startswith("apex.optimizers.") for _, meaning in self.names.uses):
             return False  # no other file need be read
-        return _names_scaler(self.module) or bool(
-            self._around.files_of_program_that(self.module, _names_scaler)
+        return _names_grad_scaler(self.module) or bool(
+            self._around.files_of_program_that(self.module, _names_grad_scaler)
         )
 
     def rewrite_imports(self) -> None:
@@ -333,15 +345,15 @@ class _ModuleRewrite:
         self.findings += _keep_names_for_others(self.module, self.names, self._around, needed, self._twins)
         _rewrite_imports(self.module, self.names, self.edits, needed, self._twins)
 
-    def complete_module(self, probes: list[Finding]) -> None:
+    def complete_module(self, import_notes: list[Finding]) -> None:
         """Answer what asks whether Apex is there, name torch in help texts, import modules, and mark what is left.
 
         Args:
-            probes: notes on imports whose success is the answer.
+            import_notes: notes on imports whose success is the answer.
         """
-        self.findings += probes
+        self.findings += import_notes
         if not self.kept:
-            self.findings += answer_apex_questions(self.module, self.edits)
+            self.findings += answer_apex_availability_with_yes(self.module, self.edits)
         if self.is_whole:
             _rewrite_help_texts(self.module, self.edits, self.names)
         self.findings = sorted(set(self.findings))
@@ -396,9 +408,9 @@ def _text_with_cross_entropy_outside(
         The text, the notes, and the first line of the original that cannot be changed so; 0 if there is none.
     """
     from ampcompare.source.lint.check import check_text  # not every migration needs the rules
-    from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
+    from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes
 
-    selection = Selection(select=("AMP230",), versions=versions)
+    selection = LintSelection(select=("AMP230",), versions=versions)
     found = check_text(new, selection.reports_code, versions)
     if not found:
         return new, _notes_on_unseen_cross_entropy(text, new, versions), 0
@@ -508,7 +520,7 @@ def _file_left_by_hand(around: Neighbors, module: Module) -> str:
     return ""
 
 
-def _names_scaler(module: Module) -> bool:
+def _names_grad_scaler(module: Module) -> bool:
     return "GradScaler" in module.text
 
 
@@ -519,7 +531,11 @@ def _is_core_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
 
 def _refuse_rebound_name(index: Index, node: ast.Name | ast.Attribute) -> None:
     """Refuse a use of a name that another file of the project binds as well, by an `import *` below that of Apex."""
-    names = index.outside_names_of(node, index.module.scope_of[node]) if isinstance(node, ast.Name) else set()
+    names = (
+        index.possible_outside_names_of(node, index.module.scope_of[node])
+        if isinstance(node, ast.Name)
+        else set()
+    )
     others = sorted(each for each in names if each and each.split(".")[0] not in APEX)
     if others and len(others) == len(names):
         raise UnsureRewrite(node, REBOUND.format(ast.unparse(node), others[0]))
@@ -537,7 +553,7 @@ def _put_comments_above_left_by_hand(module: Module, edits: Edits, findings: lis
     for finding in findings:
         if finding.kind == NOTE:
             continue
-        statement = _statement_at(module, finding)
+        statement = _statement_of_finding(module, finding)
         while statement is not None and not module.begins_line(statement):
             statement = _statement_before(module, statement)
         if statement is None or statement in done:
@@ -556,7 +572,7 @@ def _statement_before(module: Module, statement: ast.stmt) -> ast.stmt:
     return block[place - 1] if place else module.statement_around(module.parent(statement))
 
 
-def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
+def _statement_of_finding(module: Module, finding: Finding) -> ast.stmt | None:
     for node in module.nodes:
         if (
             getattr(node, "lineno", None) == finding.line

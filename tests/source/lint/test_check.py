@@ -6,7 +6,7 @@ import pytest
 
 from ampcompare.source.lint.catalog import CODES, RULES
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
+from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes
 from ampcompare.source.syntax import SourceInvalid
 
 
@@ -25,7 +25,7 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
     Where the catalog promises a fix, it removes the finding, brings no other, and is not made twice.
     """
     mistake = CODES[code]
-    selection, every = Selection(select=(code,)), Selection(select=("AMP",))
+    selection, every = LintSelection(select=(code,)), LintSelection(select=("AMP",))
     marked = [
         number
         for number, line in enumerate(mistake.example.split("\n"), start=1)

@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
+from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes
 from tests.source.lint.forms import codes_of, codes_of_pair
 
 PAIRS = {
@@ -394,7 +394,7 @@ def test_two_networks_are_unscaled_once() -> None:
         scaler.update()
     """
     text = "import torch\n" + dedent(script)
-    selection = Selection(select=("AMP2",))
+    selection = LintSelection(select=("AMP2",))
 
     fixed, left, _ = fixed_text_rest_and_num_fixes(text, check_text(text, selection.reports_code), selection)
 

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.source.lint.catalog import CODES, RULES
-from ampcompare.source.lint.check import rules_for
+from ampcompare.source.lint.check import rules_that_may_match
 from ampcompare.source.lint.read.module import Finding, LintModule, Rule
 from ampcompare.source.lint.rule_needs import ALONE, PATTERNS
 from ampcompare.source.syntax import SourceInvalid
@@ -42,7 +42,7 @@ def findings_in(text: str, rules: Collection[Rule] = RULES) -> dict[str, list[Fi
 
 def leave_out(text: str) -> Iterator[Rule]:
     """Yield the rules that are not run on a text."""
-    run = rules_for(text)
+    run = rules_that_may_match(text)
     yield from (rule for rule in RULES if rule not in run)
 
 
@@ -66,7 +66,7 @@ def test_a_rule_finds_nothing_without_one_of_its_words(rule: Rule) -> None:
     for code in rule.codes:
         text = CODES[code].example
         if findings_in(text, [rule]):
-            assert rule in rules_for(text)
+            assert rule in rules_that_may_match(text)
             for group in rule.needs:
                 assert (group, findings_in(without(group, text), [rule])) == (group, {})
 
@@ -102,4 +102,4 @@ def test_no_rule_is_left_out_that_finds_something() -> None:
     ],
 )
 def test_a_file_is_parsed_where_a_rule_may_find_something(text: str, is_parsed: bool) -> None:
-    assert bool(rules_for(text)) is is_parsed
+    assert bool(rules_that_may_match(text)) is is_parsed

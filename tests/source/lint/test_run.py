@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 from ampcompare.source.edits import Edit, apply_edits
-from ampcompare.source.lint.run import Selection, lint_files
+from ampcompare.source.lint.run import LintSelection, lint_files
 
 TYPO = 'm, o = amp.initialize(m, o, opt_level="01")\n'
 SCRIPT = f"from apex import amp  # noqa\n{TYPO}"
 
 
 def lint(*paths: Path, fix: bool = False) -> tuple[list[str], list[str], int]:
-    report = lint_files(paths, Selection(), fix=fix)
+    report = lint_files(paths, LintSelection(), fix=fix)
     return (
         [f"{one.path.name}:{one.place}:{one.code}" for one in report.findings],
         list(map(str, report.unread)),

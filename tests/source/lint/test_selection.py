@@ -13,7 +13,7 @@ import yaml
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.source.lint.catalog import CODES
-from ampcompare.source.lint.run import Selection, read_selection
+from ampcompare.source.lint.run import LintSelection, read_selection
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_prefixes(
     select: tuple[str, ...], ignore: tuple[str, ...], reported: list[str], silent: list[str]
 ) -> None:
     """The longer prefix decides."""
-    selection = Selection(select, ignore)
+    selection = LintSelection(select, ignore)
 
     assert all(map(selection.reports_code, reported))
     assert not any(map(selection.reports_code, silent))
@@ -47,7 +47,7 @@ def test_pyproject(tmp_path: Path) -> None:
     write(tmp_path, '[tool.ampcompare.lint]\nselect = ["amp2"]\nignore = ["AMP201"]\nexclude = ["old"]\n')
     write(inner, "[tool.other]\n")
 
-    assert read_selection([inner]) == Selection(("AMP2",), ("AMP201",), ("old",))
+    assert read_selection([inner]) == LintSelection(("AMP2",), ("AMP201",), ("old",))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.lint import share_work
-from ampcompare.source.lint.run import Selection, lint_files
+from ampcompare.source.lint.run import LintSelection, lint_files
 from ampcompare.source.lint.share_work import map_files
 
 OWN = os.getpid()
@@ -60,9 +60,9 @@ def test_a_report_is_the_same_however_many_processes_make_it(
     files = make_files(tmp_path)
     files[3].write_text("from apex import amp\nprint 'x'\n")
     files[5].unlink()
-    shared = lint_files(files, Selection())
+    shared = lint_files(files, LintSelection())
     monkeypatch.setattr(share_work, "WORTH_SHARING", 10**9)
-    alone = lint_files(files, Selection())
+    alone = lint_files(files, LintSelection())
     assert shared == alone
     assert len(alone.findings) > len(files)
     assert len(alone.unread) == 2

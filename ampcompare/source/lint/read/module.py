@@ -301,7 +301,7 @@ def training_scopes(module: LintModule) -> list[Scope]:
     while waiting:
         scope = waiting.pop()
         if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            calls, _ = module.index.calls_of_function(scope)
+            calls, _ = module.index.possible_calls_and_completeness(scope)
             callers = {module.scope_of[call] for call in calls} | steppers.get(scope, set())
             waiting += callers - reached
             reached |= callers

@@ -29,7 +29,7 @@ FUNCTIONS = frozenset({
 BUILT_IN = ("float", "int", "len")
 
 
-def edits_moving_outside(
+def edits_moving_outside_autocast(
     module: Module, statement: ast.stmt, losses: Collection[ast.Call], autocast: ast.Call
 ) -> tuple[Edit, ...]:
     """Return the edits that put a statement outside of autocast, with the inputs of its losses in fp32.
@@ -58,9 +58,9 @@ def edits_moving_outside(
     if module.resolve(autocast.func, module.scope_of.get(value)) != full:
         return ()
     above = {}
-    if list(losses) == [value] and not _is_same_outside(module, statement, losses, ()):
+    if list(losses) == [value] and not _is_unaffected_by_autocast(module, statement, losses, ()):
         above = _names_for_inputs_computed_above(module, losses, inputs[0])
-    if not _is_same_outside(module, statement, losses, above):
+    if not _is_unaffected_by_autocast(module, statement, losses, above):
         return ()
     edits = Edits(module)
     edits.insert_above(
@@ -103,7 +103,7 @@ def _names_for_inputs_computed_above(
     return {
         one: _unused_name(module, word)
         for one, word in pairs
-        if not _is_same_outside(module, one, losses, ())
+        if not _is_unaffected_by_autocast(module, one, losses, ())
     }
 
 
@@ -111,7 +111,7 @@ def _text_in_parentheses_if_needed(text: str) -> str:
     return f"({text})" if "\n" in text else text
 
 
-def _is_same_outside(
+def _is_unaffected_by_autocast(
     module: Module, part: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]
 ) -> bool:
     """Return whether a part of a statement, without losses and what is kept apart, gives the same out of autocast."""
@@ -122,7 +122,11 @@ def _is_same_outside(
             )
             if isinstance(node.op, (ast.MatMult, ast.Pow)) or is_reciprocal:
                 return False
-        elif isinstance(node, ast.Call) and node not in losses and not _is_without_cast(module, node, losses):
+        elif (
+            isinstance(node, ast.Call)
+            and node not in losses
+            and not _is_uncast_by_autocast(module, node, losses)
+        ):
             return False
     return True
 
@@ -137,7 +141,7 @@ def _nodes_without_losses(
             yield from _nodes_without_losses(child, losses, apart)
 
 
-def _is_without_cast(module: Module, call: ast.Call, losses: Collection[ast.Call]) -> bool:
+def _is_uncast_by_autocast(module: Module, call: ast.Call, losses: Collection[ast.Call]) -> bool:
     full = module.resolve(call.func)
     if full is not None:
         return full in FUNCTIONS

@@ -205,7 +205,7 @@ class EventTracer(CallFollower):
         self.follow(scope)
         return self._events
 
-    def has_reached_enough(self) -> bool:
+    def is_done_following(self) -> bool:
         return len(self._events) > MAX_EVENTS
 
     def context_of_with_item(
@@ -257,7 +257,7 @@ class EventTracer(CallFollower):
         elif not isinstance(call.func, ast.Attribute) or not self._add_method_event(
             call, call.func, statement, frame, add
         ):
-            self._add_unknown_event(call, full, frame, add)
+            self._record_objects_passed_outside(call, full, frame, add)
 
     def _add_function_event(
         self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: CallFrame
@@ -265,7 +265,7 @@ class EventTracer(CallFollower):
         """Record the call of a function that is an event."""
         subject = call.args[0] if call.args else argument(call, event.keyword)
         if event.kind is EventKind.CLIP and isinstance(subject, ast.IfExp):
-            test = self.substitute_arguments(subject.test, frame)
+            test = self.condition_with_caller_arguments(subject.test, frame)
             for choice, holds in ((subject.body, True), (subject.orelse, False)):
                 inner = replace(frame, facts=facts_with_conditions_of_test(frame.facts, test, holds))
                 self._add_event(call, statement, inner, EventKind.CLIP, choice)
@@ -276,7 +276,7 @@ class EventTracer(CallFollower):
         scaler = self._scaler_of_loss(subject, frame) if event.kind is EventKind.BACKWARD else ""
         self._add_event(call, statement, frame, event.kind, subject, target, scaler)
 
-    def _add_unknown_event(
+    def _record_objects_passed_outside(
         self, call: ast.Call, full: str, frame: CallFrame, add: Callable[..., None]
     ) -> None:
         """Record what a call of something else gets: a scaler, an optimizer, or parameters in another file."""
@@ -480,7 +480,7 @@ class EventTracer(CallFollower):
             return f"{frame.prefix}{text}" if head != "self" else text
         return text
 
-    def spell_condition_part(self, test: ast.expr, frame: CallFrame) -> ast.expr:
+    def condition_part_in_root_names(self, test: ast.expr, frame: CallFrame) -> ast.expr:
         # A name such as `is_last` is the test of a remainder.
         head, dot, rest = (dotted_name(test) or "").partition(".")
         if head in frame.names and ":" not in frame.names[head] and frame.names[head] != head:

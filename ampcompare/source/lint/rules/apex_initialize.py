@@ -146,7 +146,7 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
     ),
     needs=("apex", "initialize"),
 )
-def order_around_initialize(module: LintModule) -> Iterator[Finding]:
+def misordered_calls_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
     for trace, index, event in module.events(EventKind.INITIALIZE):
         models = _models_of_initialize(event)

@@ -152,7 +152,7 @@ for parameter in model.parameters():  # right
     ),
     needs=("apex", "initialize"),
 )
-def misused_copies_of_o2(module: LintModule) -> Iterator[Finding]:
+def misused_fp16_gradients_of_o2(module: LintModule) -> Iterator[Finding]:
     """Gradients of the fp16 copies that are clipped or changed under O2."""
     if module.opt_levels != {"O2"} or _may_lack_masters(module):
         return
@@ -301,7 +301,7 @@ for batch in loader:
     ),
     needs=("apex", "scale_loss", "step"),
 )
-def steps_scaled_by_another(module: LintModule) -> Iterator[Finding]:
+def steps_with_foreign_scaled_gradients(module: LintModule) -> Iterator[Finding]:
     """Steps with gradients that a `scale_loss` of other optimizers has left scaled."""
     for trace in module.traces:
         models = {
@@ -474,7 +474,7 @@ def _is_called_in_module_alone(module: LintModule, call: ast.Call) -> bool:
     scope = module.scope_of[call]
     if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return isinstance(scope.node, ast.Module)
-    calls, complete = module.index.calls_of_function(scope)
+    calls, complete = module.index.possible_calls_and_completeness(scope)
     return complete and bool(calls)
 
 

@@ -16,7 +16,7 @@ from ampcompare.source.lint.read.module import (
     register_rule,
     text_of_literal,
 )
-from ampcompare.source.lint.read.outside_autocast import edits_moving_outside
+from ampcompare.source.lint.read.outside_autocast import edits_moving_outside_autocast
 from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, WithBlock
 from ampcompare.source.syntax import argument, is_literal
 
@@ -143,7 +143,7 @@ with context:  # right
     ),
     needs=("autocast",),
 )
-def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
+def autocast_entered_wrongly(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
     for call in module.calls_of_functions(*AUTOCASTS):
         if isinstance(module.parents[call], ast.Expr):
@@ -232,7 +232,7 @@ with torch.autocast("cuda"):
     ),
     needs=("binary_cross_entropy|BCELoss", "autocast"),
 )
-def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
+def binary_cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
     if not module.enters_autocast:
         return
@@ -244,7 +244,9 @@ def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
         if block is None or block.call is None:
             continue
         if _may_autocast_be_on(block, event) and _is_autocast_of_cuda(module, block.call):
-            edits = edits_moving_outside(module, event.statement, losses[event.statement], block.call)
+            edits = edits_moving_outside_autocast(
+                module, event.statement, losses[event.statement], block.call
+            )
             yield module.finding(
                 "AMP230", event.call, f"the autocast block begins in line {block.node.lineno}", edits
             )

@@ -22,9 +22,9 @@ MAX_ROUNDS = 4  # of assignments that pass a gradient on
 
 
 @register_rule("AMP218", needs=("hook|Function", "scale", "backward"))
-def limits_in_hooks(module: LintModule) -> Iterator[Finding]:
+def gradient_limits_in_hooks(module: LintModule) -> Iterator[Finding]:
     """A hook, or the backward of a function, that limits gradients to a size, where the module scales its losses."""
-    how = _how_losses_are_scaled(module)
+    how = _loss_scaling_text(module)
     if not how:
         return
     seen: set[ast.AST] = set()
@@ -34,12 +34,12 @@ def limits_in_hooks(module: LintModule) -> Iterator[Finding]:
         seen.add(function.scope.node)
         if any(SCALE_WORDS.search(ast.unparse(scope.node)) for scope in (function.scope, around)):
             continue
-        for call in _limits_of_size(function, first):
+        for call in _calls_limiting_gradient_size(function, first):
             what = f"gradients within a backward pass are scaled by {how}, and the limit is not"
             yield module.finding("AMP218", call, f"{what}: limit `p.grad` behind it")
 
 
-def _how_losses_are_scaled(module: LintModule) -> str:
+def _loss_scaling_text(module: LintModule) -> str:
     """Return what scales a loss of a module whose backward pass it makes; "" for nothing."""
     makers = module.calls_making_scalers
     is_off = bool(makers) and all(map(is_switched_off, makers))
@@ -63,11 +63,11 @@ def _functions_with_gradients(module: LintModule) -> Iterator[tuple[Function, in
                     yield found, first, around or found.scope
     for scope in module.scopes:
         if scope.owner is not None and getattr(scope.node, "name", "") == "backward":
-            if module.index.is_subclass_of(scope.owner, "torch.autograd.Function"):
+            if module.index.has_outside_base(scope.owner, "torch.autograd.Function"):
                 yield Function(scope), 1, scope.owner
 
 
-def _limits_of_size(function: Function, first: int | None) -> Iterator[ast.Call]:
+def _calls_limiting_gradient_size(function: Function, first: int | None) -> Iterator[ast.Call]:
     """Yield the calls of a function that limit a gradient, one of what it gets, to a size that is no gradient's."""
     node = function.scope.node
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
@@ -79,17 +79,17 @@ def _limits_of_size(function: Function, first: int | None) -> Iterator[ast.Call]
     gradients |= {node.args.vararg.arg} if node.args.vararg is not None else set()
     nodes = list(nodes_of_scope(function.scope))
     for _ in range(MAX_ROUNDS):
-        gradients |= _names_passed_on(nodes, gradients)
+        gradients |= _names_derived_from_gradients(nodes, gradients)
     for call in nodes:
         if isinstance(call, ast.Call) and (limited := _limited_tensor_and_bounds(function, call)) is not None:
             tensor, bounds = limited
             is_of_parameter = any(is_gradient(one) for one in ast.walk(tensor))
-            if _name_of_owner(tensor) in gradients and (first is not None or is_of_parameter):
-                if _are_sizes(bounds, gradients) and _has_effect(call, nodes):
+            if _name_before_items_and_limits(tensor) in gradients and (first is not None or is_of_parameter):
+                if _are_fixed_nonzero_bounds(bounds, gradients) and _is_call_result_used(call, nodes):
                     yield call
 
 
-def _name_of_owner(node: ast.expr) -> str:
+def _name_before_items_and_limits(node: ast.expr) -> str:
     """Return the name with which attributes, elements and limits begin, such as `g` of `g[0].clamp(0, 1)`."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         if isinstance(node, ast.Call):
@@ -100,7 +100,7 @@ def _name_of_owner(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _names_passed_on(nodes: list[ast.AST], gradients: set[str]) -> set[str]:
+def _names_derived_from_gradients(nodes: list[ast.AST], gradients: set[str]) -> set[str]:
     """Return the names that stand for a gradient, a part of several, or what is limited already."""
     found: set[str] = set()
     for node in nodes:
@@ -110,7 +110,7 @@ def _names_passed_on(nodes: list[ast.AST], gradients: set[str]) -> set[str]:
         elif isinstance(node, (ast.For, ast.comprehension)):
             values = [(node.target, node.iter)]
         for target, value in values:
-            if _name_of_owner(value) in gradients:
+            if _name_before_items_and_limits(value) in gradients:
                 found |= {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
     return found
 
@@ -128,19 +128,19 @@ def _limited_tensor_and_bounds(function: Function, call: ast.Call) -> tuple[ast.
     return call.func.value, [*call.args, *given]
 
 
-def _are_sizes(bounds: list[ast.expr], gradients: set[str]) -> bool:
+def _are_fixed_nonzero_bounds(bounds: list[ast.expr], gradients: set[str]) -> bool:
     """Return whether bounds are numbers, or names of what no gradient has made, and not zero alone."""
     inner = [each.operand if isinstance(each, ast.UnaryOp) else each for each in bounds]
     known = [each for each in inner if not is_literal(each, None)]
     plain = all(isinstance(each, (ast.Constant, ast.Name, ast.Attribute)) for each in known)
     return (
         plain
-        and not any(_name_of_owner(each) in gradients for each in known)
+        and not any(_name_before_items_and_limits(each) in gradients for each in known)
         and any(not (isinstance(each, ast.Constant) and each.value == 0) for each in known)
     )
 
 
-def _has_effect(call: ast.Call, nodes: list[ast.AST]) -> bool:
+def _is_call_result_used(call: ast.Call, nodes: list[ast.AST]) -> bool:
     """Return whether the result of a call is what a function returns, or a tensor that was there before."""
     if last_name(call.func).endswith("_"):
         return True

@@ -72,7 +72,7 @@ def misuse_of_scaled_gradients(module: LintModule) -> Iterator[Finding]:
     """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
     for trace, _, event in module.events(EventKind.CLIP, EventKind.GRADIENT, EventKind.ELSEWHERE):
         if event.apex_block() is not None or (
-            event.kind is EventKind.ELSEWHERE and not _clips_in_other_file(module, event)
+            event.kind is EventKind.ELSEWHERE and not _function_elsewhere_clips_or_measures(module, event)
         ):
             continue
         if event.kind is EventKind.GRADIENT and not _depends_on_gradient_size(event):
@@ -86,13 +86,13 @@ def misuse_of_scaled_gradients(module: LintModule) -> Iterator[Finding]:
                 break
 
 
-def _clips_in_other_file(module: LintModule, event: TrainingEvent) -> bool:
+def _function_elsewhere_clips_or_measures(module: LintModule, event: TrainingEvent) -> bool:
     """Return whether a function of another file of the project surely clips, or takes norms of gradients."""
     found = module.index_of_project.callee(event.call, event.scope)
-    return isinstance(found, Function) and found.module is not module and _reads_gradients(found)
+    return isinstance(found, Function) and found.module is not module and _clips_or_measures_gradients(found)
 
 
-def _reads_gradients(function: Function) -> bool:
+def _clips_or_measures_gradients(function: Function) -> bool:
     """Return whether a function clips with torch, or measures and multiplies gradients by itself."""
     nodes = list(nodes_of_scope(function.scope))
     calls = [each for each in nodes if isinstance(each, ast.Call)]
@@ -198,7 +198,7 @@ for batch in loader:
     ),
     needs=("unscale_", "caler", "update"),
 )
-def update_skipped(module: LintModule) -> Iterator[Finding]:
+def scaler_update_skipped(module: LintModule) -> Iterator[Finding]:
     """`unscale_` whose update depends on a condition that is decided after it."""
     for trace, _, event in module.events(EventKind.UNSCALE):
         if not (event.loops or _is_in_function_of_one_step(trace, event)):
@@ -211,7 +211,7 @@ def update_skipped(module: LintModule) -> Iterator[Finding]:
         keys = {key for update in updates for key in update.facts} - event.facts.keys()
         for key in sorted(key for key in keys if "%" not in key):
             values = {update.facts.get(key, "both") for update in updates}
-            if len(values) == 1 and _is_condition_decided_after(module, event, key):
+            if len(values) == 1 and _condition_depends_on_unscaled_gradients(module, event, key):
                 if not _ends_training_otherwise(module, updates[0].scope, key, values.pop()):
                     shown = f"`{name_in_source(event.subject)}.update()` runs only for one outcome of `{key}`"
                     yield module.finding("AMP219", event.call, shown)
@@ -226,7 +226,7 @@ def _is_in_function_of_one_step(trace: Trace, event: TrainingEvent) -> bool:
     )
 
 
-def _is_condition_decided_after(module: LintModule, event: TrainingEvent, key: str) -> bool:
+def _condition_depends_on_unscaled_gradients(module: LintModule, event: TrainingEvent, key: str) -> bool:
     """Return whether a condition asks for something that comes from the gradients which an event has unscaled."""
     if FINITE.search(key):
         return True
@@ -295,7 +295,7 @@ scaler.update()
     ),
     needs=("create_graph", "caler", "autograd"),
 )
-def penalty_from_scaled_loss(module: LintModule) -> Iterator[Finding]:
+def gradient_penalty_from_scaled_loss(module: LintModule) -> Iterator[Finding]:
     """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
     for call in module.calls_of_functions("torch.autograd.grad"):
         graph, outputs = argument(call, "create_graph"), argument(call, "outputs", 0)

@@ -60,7 +60,7 @@ with torch.autocast("cuda"):
     ),
     needs=("half|float16|autocast", "torch|half", "fill call"),
 )
-def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
+def fp16_fill_beyond_range(module: LintModule) -> Iterator[Finding]:
     """Tensors of fp16 that are filled with a number beyond its range."""
     for call in module.calls:
         name = last_name(call.func)

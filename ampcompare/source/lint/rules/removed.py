@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TypeGuard
 
 from ampcompare.source.amp_names import CORE
-from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.branches import never_run_together
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.read.module import (
     EXITS,
@@ -418,7 +418,7 @@ dtype = torch.get_autocast_dtype("cuda")  # right
         "init|initialize|scale_loss|master_params|state_dict|disable_casts|_function|clip_grad_norm|autocast_gpu_dtype|autocast_cpu_dtype|autocast_cpu_enabled",
     ),
 )
-def removed_calls(module: LintModule) -> Iterator[Finding]:
+def calls_of_removed_functions(module: LintModule) -> Iterator[Finding]:
     """Calls of what was renamed, removed, or is no part of the package."""
     for call, full in module.resolved_calls:
         package, _, last = full.rpartition(".")
@@ -476,7 +476,7 @@ def mixed_tf32_switches(module: LintModule) -> Iterator[Finding]:
     ]
     for node, full in used if new else ():
         if full in OLD_TF32 and not is_only_fallback(module, node):
-            setting = next((one for one in new if not exclude_each_other(module, one, node)), None)
+            setting = next((one for one in new if not never_run_together(module, one, node)), None)
             if setting is not None and not is_only_fallback(module, setting):
                 shown = f"line {setting.lineno} sets `{dotted_text_of(setting)}`"
                 yield module.finding("AMP312", node, shown)

@@ -117,7 +117,7 @@ model = UNet2DModel.from_pretrained("unet", torch_dtype="auto")  # right
     ),
     needs=("torch_dtype", "transformers"),
 )
-def torch_dtype(module: LintModule) -> Iterator[Finding]:
+def deprecated_torch_dtype_arguments(module: LintModule) -> Iterator[Finding]:
     """`torch_dtype` of functions and classes of transformers."""
     if module.versions.transformers < FIRST_TRANSFORMERS:
         return

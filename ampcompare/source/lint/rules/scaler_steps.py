@@ -53,7 +53,7 @@ scaler.update()  # wrong
     ),
     needs=("caler", "backward", "step"),
 )
-def find_steps_past_scaler(module: LintModule) -> Iterator[Finding]:
+def optimizer_steps_past_scaler(module: LintModule) -> Iterator[Finding]:
     """Steps of an optimizer with and without the scaler, and without it alone."""
     for trace, _, event in module.events(EventKind.STEP):
         same = [
@@ -118,7 +118,7 @@ scaler.update()  # right
     ),
     needs=("caler", "backward", "step"),
 )
-def update_missing(module: LintModule) -> Iterator[Finding]:
+def scaler_update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
     if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
         calls = list(module.method_calls("update"))
@@ -144,7 +144,7 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
     "AMP204",
     needs=("caler", "step"),
 )
-def steps_again(module: LintModule) -> Iterator[Finding]:
+def second_step_before_update(module: LintModule) -> Iterator[Finding]:
     """A second step of an optimizer before the scaler is updated."""
     for trace, _, event in module.events(EventKind.SCALER_STEP):
         if "[" in event.target:
@@ -180,7 +180,7 @@ scaler.update()
     ),
     needs=("caler", "step", "update"),
 )
-def update_between(module: LintModule) -> Iterator[Finding]:
+def update_between_optimizer_steps(module: LintModule) -> Iterator[Finding]:
     """An update between steps whose backward passes have all run before it."""
     for trace, index, event in module.events(EventKind.UPDATE):
         before = last_event_before(trace, event, EventKind.SCALER_STEP, EventKind.BACKWARD, EventKind.UPDATE)

@@ -185,7 +185,7 @@ scaler.update()  # wrong
     ),
     needs=("caler", "step"),
 )
-def step_with_closure(module: LintModule) -> Iterator[Finding]:
+def scaler_step_with_closure(module: LintModule) -> Iterator[Finding]:
     """A closure for a step with a scaler."""
     for _, _, event in module.events(EventKind.SCALER_STEP):
         value = argument(event.call, "closure", 1)
@@ -215,7 +215,7 @@ for batch in loader:
     ),
     needs=("caler", "load_state_dict"),
 )
-def state_discarded(module: LintModule) -> Iterator[Finding]:
+def loaded_scaler_state_discarded(module: LintModule) -> Iterator[Finding]:
     """A new scaler in the place of one whose state was loaded."""
     loads = [event for trace in module.traces for event in trace if _loads_state_of_scaler(module, event)]
     for trace, index, event in module.events(EventKind.NEW_SCALER):

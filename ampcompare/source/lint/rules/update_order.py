@@ -100,7 +100,7 @@ def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
     """Calls that run for each micro-batch of an accumulation and belong to the step."""
     for trace in module.amp_traces:
         for step in trace:
-            if not _is_after_accumulation(trace, step):
+            if not _is_step_after_accumulation(trace, step):
                 continue
             for event in trace:
                 condition = (
@@ -118,7 +118,7 @@ def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
                     yield module.finding(code, event.call, f"the step runs only if `{condition}`")
 
 
-def _is_after_accumulation(trace: Trace, step: TrainingEvent) -> bool:
+def _is_step_after_accumulation(trace: Trace, step: TrainingEvent) -> bool:
     """Return whether an event is a step that runs for some micro-batches of a loop with a backward pass for each."""
     loop = step.loops[-1:]
     if step.kind not in STEPS or not loop or not any("%" in key for key in step.facts):
@@ -466,7 +466,7 @@ for i, batch in enumerate(loader):
     ),
     needs=("caler|apex", "backward", "step"),
 )
-def loss_undivided(module: LintModule) -> Iterator[Finding]:
+def accumulated_loss_undivided(module: LintModule) -> Iterator[Finding]:
     """Accumulation over a number that divides nothing."""
     for trace, index, step in module.events(*STEPS, with_amp=True):
         if not step.loops:
@@ -474,7 +474,7 @@ def loss_undivided(module: LintModule) -> Iterator[Finding]:
         key = next((key for key in step.facts if "%" in key and SAYS_SO.search(key)), "")
         divisor = key.partition("%")[2].strip(" )").partition(" ")[0].rstrip(")")
         word = divisor.rpartition(".")[2].strip("'\"]")
-        if not word.isidentifier() or _divides_by_name(module, word):
+        if not word.isidentifier() or _may_divide_by_number(module, word):
             continue
         passes = [
             other
@@ -486,7 +486,7 @@ def loss_undivided(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP217", passes[0].call, shown)
 
 
-def _divides_by_name(module: LintModule, word: str) -> bool:
+def _may_divide_by_number(module: LintModule, word: str) -> bool:
     """Return whether anything may be divided by a number of this name, or by one that follows from it."""
     divided = rf"(/=?|\bdiv_?\(|\bmul_?\()\s*[^\n]*\b\w*(?:{re.escape(word)}|accum|num_micro)\w*"
     return module.mentions(rf"(?i){divided}|1\.?0?\s*/|reduction\s*=\s*.sum|\.sum\(")

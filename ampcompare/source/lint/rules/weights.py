@@ -96,7 +96,7 @@ for batch in loader:
     ),
     needs=("caler|mixed_precision", "half|float16|fp16", "parameters"),
 )
-def half_with_scaler(module: LintModule) -> Iterator[Finding]:
+def fp16_weights_with_scaler(module: LintModule) -> Iterator[Finding]:
     """A model whose weights are fp16 before it is trained with a scaler."""
     if module.mentions(TRAINS_OTHERS):
         return
@@ -175,7 +175,11 @@ def _half_weight_findings(module: LintModule) -> Iterator[Finding]:
                 one for one in above if any(_optimizer_holds_model(one.name, name) for name in event.sources)
             ]
             cast = casts_of_weights[-1] if casts_of_weights else None
-            if cast is not None and cast.kind != "fp32" and _optimizer_steps(module, event, cast):
+            if (
+                cast is not None
+                and cast.kind != "fp32"
+                and _does_optimizer_step_cast_weights(module, event, cast)
+            ):
                 what = (
                     "has the type of its checkpoint, mostly bf16,"
                     if cast.kind == "auto"
@@ -212,7 +216,7 @@ def _optimizer_holds_model(name: str, source: str) -> bool:
     return source == name or source.startswith(f"{name}.")
 
 
-def _optimizer_steps(module: LintModule, new: TrainingEvent, cast: ModelCast) -> bool:
+def _does_optimizer_step_cast_weights(module: LintModule, new: TrainingEvent, cast: ModelCast) -> bool:
     """Return whether an optimizer steps; by a scaler in bf16 alone, as a scaler refuses fp16 gradients."""
     if cast.kind == "fp16" and _accelerates_in_fp16(module):
         return False

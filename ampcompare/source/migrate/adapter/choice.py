@@ -17,7 +17,7 @@ from ampcompare.source.migrate.adapter.project import (
     files_needing_apex,
 )
 from ampcompare.source.migrate.ordinary.training import find_what_is_not_ordinary
-from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
+from ampcompare.source.migrate.project import FileMigration, find_lint_mistakes, migrate_file
 from ampcompare.source.migrate.read.finding import BY_HAND, Finding, without_advice
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors, has_part_of_training
@@ -98,7 +98,7 @@ def choose_rewrite_or_adapter(
     imports = ImportIndex(within)
     results = [
         migrate_file(
-            path, must_parse=must_parse(path), examine=find_mistakes, versions=versions, imports=imports
+            path, must_parse=must_parse(path), examine=find_lint_mistakes, versions=versions, imports=imports
         )
         for path in paths
     ]
@@ -110,7 +110,7 @@ def choose_rewrite_or_adapter(
     def why(path: Path) -> str:
         if path not in exceptions:
             result = known.get(path) or migrate_file(
-                path, examine=find_mistakes, versions=versions, imports=imports
+                path, examine=find_lint_mistakes, versions=versions, imports=imports
             )
             exceptions[path] = _text_on_what_is_not_ordinary(result, imports)
         return exceptions[path]
@@ -118,7 +118,7 @@ def choose_rewrite_or_adapter(
     reasons: dict[Path, str] = {}
     for result in results:
         if result.fault is None and result.migration is not None:
-            reason = why(absolute_path(result.path)) or _why_follows_others(result, imports, why)
+            reason = why(absolute_path(result.path)) or _why_adapter_follows_others(result, imports, why)
             if reason:
                 reasons[result.path] = reason
     return _choice_with_neighbors_on_adapter(results, reasons, imports)
@@ -150,7 +150,7 @@ def _choice_with_neighbors_on_adapter(
     files = [each for plan in plans for each in plan.files]
     rest = [each for each in results if each.path not in {file.path for file in files}]
     # a file that has Apex's functions through another one has them from the adapter then
-    if plans or _has_adapter(results, imports):
+    if plans or _does_any_import_adapter(results, imports):
         rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
     rest = _results_with_cast_requests_on_apex(rest, imports, files)
     changed = {each.path for each in files if each.takes_adapter}
@@ -177,14 +177,14 @@ def _paths_apart_from_trainings(
     Args:
         reasons: of files that take it.
     """
-    if not _has_adapter(results, imports) and not any(each.path in reasons for each in results):
+    if not _does_any_import_adapter(results, imports) and not any(each.path in reasons for each in results):
         return []
     return [
         each.path for each in results if each.path not in reasons and _is_apart_from_trainings(each, imports)
     ]
 
 
-def _has_adapter(results: list[FileMigration], imports: ImportIndex) -> bool:
+def _does_any_import_adapter(results: list[FileMigration], imports: ImportIndex) -> bool:
     """Return whether one of some files imports the adapter, as an earlier run left it."""
     return any(imports.imports_adapter(absolute_path(each.path)) for each in results)
 
@@ -217,9 +217,11 @@ def _text_on_what_is_not_ordinary(result: FileMigration, imports: ImportIndex) -
     )
 
 
-def _why_follows_others(result: FileMigration, imports: ImportIndex, why: Callable[[Path], str]) -> str:
+def _why_adapter_follows_others(
+    result: FileMigration, imports: ImportIndex, why: Callable[[Path], str]
+) -> str:
     """Return why a file takes the adapter as a training does that runs with it; "" if none does."""
-    for path in _trainings_around(result, imports):
+    for path in _files_with_core_around(result, imports):
         if why(path):
             return FOLLOWS.format(os.path.relpath(path, absolute_path(result.path).parent))
     around, module = _neighbors_and_module(result, imports)
@@ -245,12 +247,12 @@ def _results_with_cast_requests_on_apex(
     if not staying:
         return results
     results = [
-        _left_if_running_with(each, staying, imports) if _find_cast_request(each) is not None else each
+        _unchanged_if_others_stay(each, staying, imports) if _find_cast_request(each) is not None else each
         for each in results
     ]
     kept = {absolute_path(each.path) for each in results if not each.is_changed and _find_cast_request(each)}
     return [
-        _left_if_running_with(each, kept, imports)
+        _unchanged_if_others_stay(each, kept, imports)
         if each.migration is not None and each.migration.core is not None
         else each
         for each in results
@@ -275,7 +277,9 @@ def _find_cast_request(result: FileMigration) -> ast.AST | None:
     )
 
 
-def _left_if_running_with(result: FileMigration, staying: set[Path], imports: ImportIndex) -> FileMigration:
+def _unchanged_if_others_stay(
+    result: FileMigration, staying: set[Path], imports: ImportIndex
+) -> FileMigration:
     """Return what becomes of a file that stays as it is if one of some others, which stay, may run with it."""
     if not staying or not result.is_changed or result.document is None:
         return result
@@ -291,7 +295,7 @@ def _left_if_running_with(result: FileMigration, staying: set[Path], imports: Im
     return replace(result, migration=Migration(result.document.text, [finding]))
 
 
-def _trainings_around(result: FileMigration, imports: ImportIndex) -> list[Path]:
+def _files_with_core_around(result: FileMigration, imports: ImportIndex) -> list[Path]:
     """Return the other files with a part of Apex's core that run where a file does."""
     around, module = _neighbors_and_module(result, imports)
     return around.files_of_program_that(module, has_part_of_training)
@@ -309,4 +313,4 @@ def _is_apart_from_trainings(result: FileMigration, imports: ImportIndex) -> boo
     migration = result.migration
     if migration is None or result.fault is not None or not result.is_changed:
         return False
-    return migration.core is None and not _trainings_around(result, imports)
+    return migration.core is None and not _files_with_core_around(result, imports)

@@ -5,11 +5,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.source.amp_names import ADAPTER, APEX, STARS, is_of_no_apex, public_full_name
+from ampcompare.source.amp_names import ADAPTER, APEX, STARS, is_unknown_to_every_apex, public_full_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.adapter.mark import INNER, ITSELF, OFFERED
 from ampcompare.source.migrate.read.apex_callers import find_apex_callers
-from ampcompare.source.migrate.read.apex_guards import FINDERS, is_only_asked_for, texts_naming_apex
+from ampcompare.source.migrate.read.apex_guards import (
+    FINDERS,
+    findings_of_texts_naming_apex,
+    is_only_tested_for_presence,
+)
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.replacement_table import LAYER_OPTIONS, OPTIMIZERS
@@ -17,7 +21,7 @@ from ampcompare.source.migrate.replacements import (
     DDP,
     NEVER_THERE,
     UNUSED,
-    UseRewriter,
+    ApexUseRewriter,
     ddp_may_lack_gradients,
     is_in_annotation,
     is_in_type_test,
@@ -136,7 +140,9 @@ def adapt_text(
         return Migration(text, callers, len(names.uses), len(names.uses))
     missing = [(node, full) for node, full in names.uses if name_in_adapter_of(full) is None]
     guarded = [
-        each for each in missing if not is_of_no_apex(each[1]) and _runs_with_apex_alone(names, each[0])
+        each
+        for each in missing
+        if not is_unknown_to_every_apex(each[1]) and _runs_with_apex_alone(names, each[0])
     ]
     missing = [each for each in missing if each not in guarded]
     if holding := _uses_keeping_apex(missing):
@@ -148,14 +154,20 @@ def adapt_text(
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     findings += [Finding.of_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
-    name = "." * (depth + 1) + ADAPTER if depth is not None and _relative_level(module) > depth else adapter
+    name = (
+        "." * (depth + 1) + ADAPTER
+        if depth is not None and _relative_import_level(module) > depth
+        else adapter
+    )
     always = _change_imports_and_find_tries(
         names, edits, name, [*missing, *guarded], used if not exports else None
     )
-    _rename_lookups(module, edits, adapter)
-    findings += _question_findings(module, always) + texts_naming_apex(module)
+    _redirect_apex_lookups(module, edits, adapter)
+    findings += _apex_availability_question_findings(module, always) + findings_of_texts_naming_apex(module)
     findings += (
-        _ddp_limit_notes(module, names) + _apex_option_findings(module, names) + _state_findings(names)
+        _ddp_limit_notes(module, names)
+        + _apex_option_findings(module, names)
+        + _missing_amp_state_findings(names)
     )
     return Migration(
         edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing)
@@ -171,7 +183,7 @@ def _apex_caller_findings(module: Module, is_of_project: Callable[[str], object]
     ]
 
 
-def _rename_lookups(module: Module, edits: Edits, adapter: str) -> None:
+def _redirect_apex_lookups(module: Module, edits: Edits, adapter: str) -> None:
     """Let strings by which a module looks for Apex name the adapter."""
     for node, full in _apex_lookups(module):
         if name_in_adapter_of(full) is not None:
@@ -181,9 +193,11 @@ def _rename_lookups(module: Module, edits: Edits, adapter: str) -> None:
 def _findings_of_missing(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[Finding]:
     """Return what is said of each thing that the adapter lacks: by hand, unless no version of Apex has it."""
     never = [
-        Finding.of_node(node, NOTE, NEVER_THERE.format(full)) for node, full in missing if is_of_no_apex(full)
+        Finding.of_node(node, NOTE, NEVER_THERE.format(full))
+        for node, full in missing
+        if is_unknown_to_every_apex(full)
     ]
-    lacking = [(node, full) for node, full in missing if not is_of_no_apex(full)]
+    lacking = [(node, full) for node, full in missing if not is_unknown_to_every_apex(full)]
     return never + [Finding.of_node(node, BY_HAND, MISSING.format(full)) for node, full in lacking]
 
 
@@ -255,7 +269,7 @@ def _apex_option_findings(module: Module, names: ModuleImports) -> list[Finding]
     return found
 
 
-def _state_findings(names: ModuleImports) -> list[Finding]:
+def _missing_amp_state_findings(names: ModuleImports) -> list[Finding]:
     """Return the reads of what the adapter's `_amp_state` does not have."""
     found = []
     for node, full in names.uses:
@@ -310,11 +324,11 @@ def _change_imports_and_find_tries(
             edits.insert_above(hiding, new)
     for node, full in names.uses:
         if (name := name_in_adapter_of(full)) is not None and isinstance(node, ast.Attribute):
-            _change_chain(edits, node, name, is_root_kept=root_name(node) in roots)
+            _rename_attribute_chain(edits, node, name, is_root_kept=root_name(node) in roots)
     return list(in_try)
 
 
-def _question_findings(module: Module, always: Iterable[ast.Try]) -> list[Finding]:
+def _apex_availability_question_findings(module: Module, always: Iterable[ast.Try]) -> list[Finding]:
     """Return what is said of questions for the installed package, and for whether Apex is there."""
     by_hand = [Finding.of_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
     kept = {each: _find_import_that_needs_apex(each) for each in always}
@@ -323,7 +337,7 @@ def _question_findings(module: Module, always: Iterable[ast.Try]) -> list[Findin
         for each, one in kept.items()
         if one is not None and any(_ways_chosen_in_handler(module, each))
     ]
-    asking = _questions_for_apex(module, [each for each in always if kept[each] is None])
+    asking = _nodes_asking_for_apex(module, [each for each in always if kept[each] is None])
     put = [
         Finding.of_node(each, NOTE, REPLACED)
         for each in module.nodes
@@ -335,7 +349,7 @@ def _question_findings(module: Module, always: Iterable[ast.Try]) -> list[Findin
     return by_hand + still + put + [Finding.of_node(each, NOTE, ALWAYS_THERE) for each in asking]
 
 
-def _questions_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[ast.AST]:
+def _nodes_asking_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[ast.AST]:
     """Yield where a module asks whether Apex is there: by its name, or by a variable that a failed import sets.
 
     Args:
@@ -355,7 +369,7 @@ def _ways_chosen_in_handler(module: Module, one: ast.Try) -> Iterator[ast.AST]:
     """Yield what a `try` of imports does without Apex that may choose a way: what it sets, defines or leaves out."""
     for handler in one.handlers:
         sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
-        yield from (each for each in sets if _decides_elsewhere(module, each))
+        yield from (each for each in sets if _may_flag_choose_elsewhere(module, each))
         yield from (each for each in handler.body if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
         if _goes_on_without_rest(one, handler):
             yield handler
@@ -379,7 +393,7 @@ def _goes_on_without_rest(one: ast.Try, handler: ast.ExceptHandler) -> bool:
     return bool(rest) and not leaves
 
 
-def _decides_elsewhere(module: Module, setting: ast.Assign | ast.AnnAssign) -> bool:
+def _may_flag_choose_elsewhere(module: Module, setting: ast.Assign | ast.AnnAssign) -> bool:
     """Return whether what a failed import sets may choose a way, and is not only what an assertion asks for."""
     target = setting.targets[0] if isinstance(setting, ast.Assign) else setting.target
     if not isinstance(setting.value, ast.Constant) or not isinstance(target, ast.Name):
@@ -390,13 +404,13 @@ def _decides_elsewhere(module: Module, setting: ast.Assign | ast.AnnAssign) -> b
         if isinstance(each, ast.Name) and each.id == target.id and isinstance(each.ctx, ast.Load)
     ]
     if setting.value.value is None:  # in the place of a module
-        reads = [each for each in reads if is_only_asked_for(module, each)]
+        reads = [each for each in reads if is_only_tested_for_presence(module, each)]
     elif not reads:  # by another file, perhaps
         return True
     return any(not isinstance(module.statement_around(each), ast.Assert) for each in reads)
 
 
-def _change_chain(edits: Edits, node: ast.Attribute, name: str, *, is_root_kept: bool) -> None:
+def _rename_attribute_chain(edits: Edits, node: ast.Attribute, name: str, *, is_root_kept: bool) -> None:
     """Let a chain of attributes lead to a name of the adapter, "" for a module.
 
     Args:
@@ -425,7 +439,7 @@ def _replace_with_torch(
 ) -> tuple[list[Finding], set[ast.AST]]:
     """Replace what the adapter lacks and torch has, as rewriting does; return the notes, and what is replaced."""
     torch, above = torch_name_and_place(module)
-    replacements, replaced = UseRewriter(module, names, edits, torch), set[ast.AST]()
+    replacements, replaced = ApexUseRewriter(module, names, edits, torch), set[ast.AST]()
     for node, full in missing:
         if public_full_name(full) in OF_TORCH:
             try:
@@ -506,7 +520,7 @@ def _import_of_adapter(adapter: str, local: str) -> str:
     return f"import {adapter}" if local == adapter else f"import {adapter} as {local}"
 
 
-def _relative_level(module: Module) -> int:
+def _relative_import_level(module: Module) -> int:
     """Return how many folders the relative imports go up, with the module's own, that it makes in every run."""
     return max((each.level for each in module.tree.body if isinstance(each, ast.ImportFrom)), default=0)
 

@@ -38,7 +38,7 @@ class ImportRoots:
         self._folders: dict[tuple[Path, Path], list[Path]] = {}
         self._roots: dict[Path, tuple[Counter[Path], Counter[Path]]] = {}
 
-    def root_of(self, path: Path, text: str) -> Path:
+    def import_root_of(self, path: Path, text: str) -> Path:
         """Return the folder from which a file imports the modules of its project, as `sys.path` must have it.
 
         It is that from which another file imports it; then the nearest folder that has a module which the file
@@ -47,7 +47,9 @@ class ImportRoots:
         """
         folders = _folders_up_to_project(path)
         # so many are packages, with `__init__.py` or without
-        folders = folders[_num_folders_up(text) if path.suffix == ".py" else 0 :] or folders[-1:]
+        folders = (
+            folders[_num_folders_imported_upwards(text) if path.suffix == ".py" else 0 :] or folders[-1:]
+        )
         exact, near = self._roots_of_file_and_of_neighbors(path)
         shown = {absolute_path(folder): folder for folder in folders}
         for roots in (exact, near):
@@ -85,7 +87,7 @@ class ImportRoots:
         file = absolute_path(place)
         return sorted(each for each in exact if each.joinpath(*name.split(".")).with_suffix(".py") != file)
 
-    def has_importer_in(self, root: Path, path: Path) -> bool:
+    def has_importer_directly_in(self, root: Path, path: Path) -> bool:
         """Return whether a file in a folder itself, none below it, imports a file from there."""
         own, folder = absolute_path(path), absolute_path(root)
         return any(
@@ -119,21 +121,21 @@ class ImportRoots:
             for importer, name in self._imports
         )
 
-    def leads_to(self, path: Path, root: Path) -> bool:
+    def imports_module_below(self, path: Path, root: Path) -> bool:
         """Return whether a file imports a module that lies below a folder, and in no folder above the file itself.
 
         No folder that is nearer to the file may have such a module: another project has one of the same name. A script
         must change `sys.path`, itself or by a module next to it: nothing else leads it out of its own folder.
         """
-        if path.parent != root and is_script(path) and not _changes_path(path):
+        if path.parent != root and is_script(path) and not _may_change_sys_path(path):
             return False
-        own, base = absolute_path(path), self._base_of(path)
+        own, base = absolute_path(path), self._project_folder_of(path)
         common = Path(os.path.commonpath([own, absolute_path(root)]))
         if len(absolute_path(root).relative_to(common).parts) > MAX_WAY:
             return False
         nearer = list(own.parents)[: list(own.parents).index(common)]
         return any(
-            self._root_above(own.parent, name, base) is None
+            self._nearest_folder_with_module(own.parent, name, base) is None
             and not any(_has_module_in_folder_below(folder, name.split(".")) for folder in nearer)
             for name in self._absolute_imports_of(own)
             if self._index.file_of_module_below(root, name)
@@ -151,7 +153,7 @@ class ImportRoots:
         return self._roots[own]
 
     def _count_roots_of_file_and_of_neighbors(self, own: Path) -> tuple[Counter[Path], Counter[Path]]:
-        base = self._base_of(own)
+        base = self._project_folder_of(own)
         project = _topmost_project_folder(own, base)
         named = (
             Path(os.path.commonpath([each.parent for each in self._given])) if len(self._given) > 1 else base
@@ -167,7 +169,7 @@ class ImportRoots:
             if importer == own:
                 continue
             found = (exact, near)
-            root = self._root_above(importer.parent, name, base)
+            root = self._nearest_folder_with_module(importer.parent, name, base)
             if root is None:
                 if importer not in beside:
                     beside[importer] = importer.is_relative_to(project) and importer.is_relative_to(named)
@@ -185,7 +187,7 @@ class ImportRoots:
             exact = guesses_by_bare_name
         return exact, near
 
-    def _root_above(self, folder: Path, name: str, base: Path) -> Path | None:
+    def _nearest_folder_with_module(self, folder: Path, name: str, base: Path) -> Path | None:
         """Return the nearest folder, from one upwards, that has a module of a name."""
         if (folder, name) not in self._known:
             first = name.partition(".")[0]
@@ -220,7 +222,7 @@ class ImportRoots:
 
         Where these are too many, those that are named are among them in any case.
         """
-        bases = {self._base_of(path) for path in self._given}
+        bases = {self._project_folder_of(path) for path in self._given}
         tops = [each for each in bases if not any(each != one and each.is_relative_to(one) for one in bases)]
         around = islice(chain.from_iterable(map(self._index.files_below, sorted(tops))), MAX_FILES)
         return [
@@ -247,7 +249,7 @@ class ImportRoots:
         found = (name for name in sorted(names) if _is_package(root / name) and not SCRATCH.fullmatch(name))
         return next(found, "")
 
-    def _base_of(self, path: Path) -> Path:
+    def _project_folder_of(self, path: Path) -> Path:
         """Return the folder that holds all of the project: of a repository, or the working directory."""
         if folders := folders_up_to_repository(path, end=Path.cwd()):
             return folders[-1]
@@ -282,12 +284,12 @@ def is_script(path: Path) -> bool:
     One with relative imports runs by `python -m`, as a module of its package.
     """
     content = read_source_bytes(path)
-    if path.suffix == ".py" and _num_folders_up(content.decode("utf-8", errors="replace")):
+    if path.suffix == ".py" and _num_folders_imported_upwards(content.decode("utf-8", errors="replace")):
         return False
     return (
         path.suffix != ".py"
         or b"__main__" in content
-        or (b"scale_loss" in content and _scales_at_top(path, content))
+        or (b"scale_loss" in content and _scales_loss_at_top(path, content))
     )
 
 
@@ -298,38 +300,38 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
     """
     nodes = list(ast.walk(ast.parse(text)))
     imports = [each for each in nodes if isinstance(each, (ast.Import, ast.ImportFrom))]
-    of_apex = [each for each in imports if _is_of_apex(each)]
+    of_apex = [each for each in imports if _is_import_of_apex(each)]
     first = min(of_apex, key=lambda each: each.lineno, default=None)
     changes = [
         each.lineno for each in nodes if isinstance(each, ast.Attribute) and ast.unparse(each) == "sys.path"
     ]
     for each in imports if first is not None else ():
         names = [alias.name for alias in each.names] if isinstance(each, ast.Import) else [each.module or ""]
-        if _does_neighbor_change_path(path, names):
+        if _may_neighbor_change_sys_path(path, names):
             changes.append(each.lineno)
     return first if first is not None and changes and first.lineno < min(changes) else None
 
 
-def _changes_path(path: Path) -> bool:
+def _may_change_sys_path(path: Path) -> bool:
     """Return whether a file, or a module next to it that it imports, names `sys.path`."""
     content = read_source_bytes(path)
     names = _top_packages_imported(content.decode("utf-8", errors="replace"))
-    return bool(PATH.search(content)) or _does_neighbor_change_path(path, names)
+    return bool(PATH.search(content)) or _may_neighbor_change_sys_path(path, names)
 
 
-def _does_neighbor_change_path(path: Path, names: Iterable[str]) -> bool:
+def _may_neighbor_change_sys_path(path: Path, names: Iterable[str]) -> bool:
     """Return whether a module next to a file, of one of some names, names `sys.path`."""
     neighbors = (path.with_name(f"{name}.py") for name in names if name.isidentifier())
     return any(each.is_file() and PATH.search(read_source_bytes(each)) for each in neighbors)
 
 
-def _is_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:
+def _is_import_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:
     if isinstance(statement, ast.Import):
         return any(alias.name.split(".")[0] in APEX for alias in statement.names)
     return not statement.level and (statement.module or "").split(".")[0] in APEX
 
 
-def _num_folders_up(text: str) -> int:
+def _num_folders_imported_upwards(text: str) -> int:
     """Return how many folders the relative imports of a text go up, with its own; 0 without any."""
     return max((len(name) - len(name.lstrip(".")) for name in names_in_imports(text)), default=0)
 
@@ -339,7 +341,7 @@ def _has_module_in_folder_below(folder: Path, parts: Sequence[str]) -> bool:
     return any(file_of_module(each, parts) for each in folder.glob("*"))
 
 
-def _scales_at_top(path: Path, content: bytes) -> bool:
+def _scales_loss_at_top(path: Path, content: bytes) -> bool:
     """Return whether a module names `scale_loss` outside of its functions and classes."""
     waiting: list[ast.AST] = [*ast.parse(parse_document(path, content).text).body]
     while waiting:

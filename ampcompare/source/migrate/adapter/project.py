@@ -21,15 +21,19 @@ from ampcompare.source.migrate.adapter.places import (
     is_script,
     is_test_or_example,
 )
-from ampcompare.source.migrate.project import FileMigration, migration_with_questions
+from ampcompare.source.migrate.project import FileMigration, migration_with_questions_to_packages
 from ampcompare.source.migrate.read.apex_callers import (
     calls_with_model_and_optimizer,
     find_apex_callers_of_file,
     find_own_autocast,
-    may_call_apex_of_package,
+    may_call_apex_through_package,
     opens_own_autocast,
 )
-from ampcompare.source.migrate.read.early_names import BOUND_EARLY, find_early_names, has_early_names
+from ampcompare.source.migrate.read.early_names import (
+    BOUND_EARLY,
+    find_early_bindings_of_torch,
+    has_early_bindings_of_torch,
+)
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.fp64 import BY_ADAPTER, find_fp64, makes_fp64
 from ampcompare.source.migrate.read.names import ModuleImports
@@ -143,10 +147,10 @@ def adapter_plans_and_unread_files(
             text = parse_document(path, content).text if b"apex" in content else ""
             migration = adapt_text(text)
             if migration.text != text or migration.findings:
-                root = places.root_of(path, text)
+                root = places.import_root_of(path, text)
                 groups.setdefault(root, []).append(path)
                 statement = apex_import_above_path_change(path, text)
-                if statement is not None and not places.has_importer_in(root, path):
+                if statement is not None and not places.has_importer_directly_in(root, path):
                     early[path] = statement
         except (FileFault, SourceInvalid, RecursionError) as fault:
             faults.append(FileMigration(path, fault=str(fault) or "nested too deeply"))
@@ -159,8 +163,8 @@ def adapter_plans_and_unread_files(
     ]
     plans = _plans_with_cores_on_apex(plans)
     initializing = [each for each in dict.fromkeys([*paths, *others]) if _may_file_initialize_apex(each)]
-    plans = [_plan_with_initialize_noted(each, initializing) for each in plans]
-    return [_plan_with_program_noted(each, imports) for each in plans], faults
+    plans = [_plan_with_notes_on_initialize(each, initializing) for each in plans]
+    return [_plan_with_notes_on_program(each, imports) for each in plans], faults
 
 
 def _may_file_initialize_apex(path: Path) -> bool:
@@ -181,7 +185,7 @@ def files_needing_apex(paths: Iterable[Path], imports: ImportIndex | None = None
     return [each.path for each in (*files, *faults) if each.by_hand or each.fault]
 
 
-def movable_files(paths: Iterable[Path]) -> list[Path]:
+def files_taken_off_apex(paths: Iterable[Path]) -> list[Path]:
     """Return the files that the adapter takes off Apex whole; one that imports nothing of Apex is none of them."""
     plans, _ = adapter_plans_and_unread_files(paths)
     return [each.path for plan in plans for each in plan.files if each.is_changed and not each.by_hand]
@@ -210,7 +214,7 @@ def _adapter_plan_of_project(
         migration = adapt_text(
             document.text, own, depth=depth, exports=path.name == "__init__.py", is_of_project=place_of
         )
-        migration = migration_with_questions(path, document.text, migration, imports)
+        migration = migration_with_questions_to_packages(path, document.text, migration, imports)
         if path in early and path.parent not in (root, place.parent):
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = _migration_with_findings(migration, [late])
@@ -258,7 +262,7 @@ def _name_imported_in_two_ways(path: Path, text: str, imports: ImportIndex) -> s
     return ""
 
 
-def _plan_with_initialize_noted(plan: AdapterPlan, initializing: Collection[Path]) -> AdapterPlan:
+def _plan_with_notes_on_initialize(plan: AdapterPlan, initializing: Collection[Path]) -> AdapterPlan:
     """Return a plan with a note on each file whose losses are scaled for optimizers that others initialize.
 
     What tests and examples of a library do, all of its other callers must do.
@@ -284,7 +288,7 @@ def _plan_with_initialize_noted(plan: AdapterPlan, initializing: Collection[Path
     return replace(plan, files=files)
 
 
-def _plan_with_program_noted(plan: AdapterPlan, imports: ImportIndex) -> AdapterPlan:
+def _plan_with_notes_on_program(plan: AdapterPlan, imports: ImportIndex) -> AdapterPlan:
     """Return a plan with notes, on each `amp.initialize`, on what the program does with it that Apex alone does."""
     files = []
     for each in plan.files:
@@ -312,7 +316,7 @@ def _notes_on_program(
     initialize = next((each for each in map(module.parent, uses) if isinstance(each, ast.Call)), uses[0])
     program = imports.files_of_program(own)
     for path in program:
-        if path in planned or not imports.does_module_answer(path, may_call_apex_of_package):
+        if path in planned or not imports.does_module_answer(path, may_call_apex_through_package):
             continue
         other = imports.module_of_file(path)
         if other is not None and find_apex_callers_of_file(path, other, imports):
@@ -346,9 +350,9 @@ def _notes_on_casts(
     places = others_that(opens_own_autocast) if block is None else [f"line {getattr(block, 'lineno', 1)}"]
     for place in places[:1]:
         yield Finding.of_node(initialize, NOTE, OWN_AUTOCAST.format(place))
-    for node, name in find_early_names(module).items():
+    for node, name in find_early_bindings_of_torch(module).items():
         yield Finding.of_node(node, NOTE, BOUND_EARLY.format(name))
-    for shown in others_that(has_early_names):
+    for shown in others_that(has_early_bindings_of_torch):
         yield Finding.of_node(initialize, NOTE, BOUND_EARLY_IN.format(shown))
     for node in islice(find_fp64(module), 1):
         yield Finding.of_node(node, NOTE, BY_ADAPTER.format("this line"))
@@ -394,13 +398,13 @@ def _core_uses_with_names(file: FileMigration) -> list[tuple[ast.AST, str]]:
     return [(node, full.removeprefix("apex.amp.")) for node, full in found if full.startswith("apex.amp.")]
 
 
-def _core_that_stays(files: Iterable[FileMigration]) -> str | None:
+def _first_core_staying_on_apex(files: Iterable[FileMigration]) -> str | None:
     """Return the name of the first file that calls `apex.amp` and stays on Apex; None without one."""
     staying = (each for each in files if each.by_hand and not each.is_changed)
     return next((each.path.name for each in staying if _core_uses_with_names(each)), None)
 
 
-def _initializes(plan: AdapterPlan) -> bool:
+def _does_plan_initialize_apex(plan: AdapterPlan) -> bool:
     documents = [each.document for each in plan.files if each.document is not None]
     return any(INITIALIZES.search(each.text) for each in documents)
 
@@ -410,11 +414,11 @@ def _plans_with_cores_on_apex(plans: list[AdapterPlan]) -> list[AdapterPlan]:
 
     So do all that share its adapter, and those of another one that leave `initialize` to others.
     """
-    staying = [_core_that_stays(plan.files) for plan in plans]
+    staying = [_first_core_staying_on_apex(plan.files) for plan in plans]
     of_any = next(filter(None, staying), None)
     result = []
     for plan, own in zip(plans, staying, strict=True):
-        left = own if _initializes(plan) else own or of_any
+        left = own if _does_plan_initialize_apex(plan) else own or of_any
         files = (
             plan.files if left is None else [_migration_with_core_on_apex(each, left) for each in plan.files]
         )
@@ -450,7 +454,7 @@ def _share_adapter_with_importers(groups: dict[Path, list[Path]], places: Import
     """Let files that import modules of a folder which only `sys.path` leads to share the adapter that lies there."""
     for root in sorted(groups, key=lambda each: len(groups[each]), reverse=True):
         for other in [each for each in groups if each != root and root in groups]:
-            joining = [path for path in groups[other] if places.leads_to(path, root)]
+            joining = [path for path in groups[other] if places.imports_module_below(path, root)]
             groups[root] += joining
             groups[other] = [path for path in groups[other] if path not in joining]
             if not groups[other]:

@@ -17,7 +17,7 @@ from ampcompare.source.migrate.read.cast_lists import WIDE_LAYERS, WIDE_UNDER_AU
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.fp64 import BY_AUTOCAST, find_fp64
 from ampcompare.source.migrate.read.networks import network_classes
-from ampcompare.source.migrate.read.wide_numbers import NumberFinder
+from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import (
@@ -139,12 +139,12 @@ NO_FLOATS = frozenset({
 })  # fmt: skip
 
 
-def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
+def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Note for each file of the project which functions it calls that autocast computes in another type than Apex."""
     is_half = bool(fp16_level_of_file(core.sites))
     for initialize in core.sites.initializes[:1] if not core.is_all_fp32 else []:
         forwards = set[Scope]() if is_half else forwards_of_models(core)
-        for module in (core.module, *core.around.modules_below(core.module)):
+        for module in (core.module, *core.around.modules_imported_transitively(core.module)):
             found = (
                 _functions_in_fp32_under_autocast(module)
                 if is_half
@@ -158,7 +158,7 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             for text, nodes in [] if is_half else _mixed_arithmetic_with_remarks(module, forwards):
                 first = f"`{ast.unparse(nodes[0]).splitlines()[0]}` (line {nodes[0].lineno})"
                 core.add_note(initialize.call, where + text.format(first))
-        places = list(_places_made_fp32(core)) if is_half else []
+        places = list(_first_fp32_conversions_in_models(core)) if is_half else []
         if places:
             core.add_note(
                 initialize.call, MADE_FP32.format(", ".join(places), fp16_level_of_file(core.sites))
@@ -208,16 +208,16 @@ def _mixed_arithmetic_with_remarks(
         for node in walk(each)
     ]
     for text, found in (
-        (NUMBERS, NumberFinder(module).mixed_nodes(nodes)),
-        (WIDE_IN_PLACE, WideTensorFinder(module, forwards).nodes_in_place(nodes)),
+        (NUMBERS, ScalarTensorFinder(module).nodes_mixing_scalar_tensors(nodes)),
+        (WIDE_IN_PLACE, WideTensorFinder(module, forwards).inplace_arithmetic_with_wide_operand(nodes)),
     ):
         if found:
             yield text, found
 
 
-def _places_made_fp32(core: ApexCore) -> Iterator[str]:
+def _first_fp32_conversions_in_models(core: ApexCore) -> Iterator[str]:
     """Yield for each file the first place where a model makes a tensor fp32, to compute on it."""
-    for module in (core.module, *core.around.modules_below(core.module)):
+    for module in (core.module, *core.around.modules_imported_transitively(core.module)):
         functions = [each for each in module.scope_from if isinstance(each, ast.FunctionDef)]
         holders = {module.class_of(each) for each in functions if each.name == "forward"} - {None}
         for call, owner in module.method_calls("float", "to", "type"):
@@ -251,7 +251,7 @@ def _functions_cast_otherwise(core: ApexCore, module: Module, outputs: AutocastO
     """Return the functions that O1 and autocast compute in different types, each with its first line and both types."""
     found: dict[str, str] = {}
     for name, functional, call in _calls_of_torch_functions(module, LAYERS):
-        if name in IN_ITS_PLACE and not _may_be_16bit(core, module, call, outputs):
+        if name in IN_ITS_PLACE and not _may_call_meet_autocast(core, module, call, outputs):
             continue
         types = IN_ITS_PLACE.get(name) or (FUNCTIONAL if functional else PLAIN).get(name)
         if types is not None:
@@ -259,7 +259,7 @@ def _functions_cast_otherwise(core: ApexCore, module: Module, outputs: AutocastO
     return list(found.values())
 
 
-def _may_be_16bit(core: ApexCore, module: Module, call: ast.Call, outputs: AutocastOutputs) -> bool:
+def _may_call_meet_autocast(core: ApexCore, module: Module, call: ast.Call, outputs: AutocastOutputs) -> bool:
     """Return whether a method may run under autocast, or of what came from it."""
     if outputs.coverage.coverage_of_node(module, call) is not Answer.NO:
         return True
@@ -319,7 +319,7 @@ def keep_cpu_outputs_fp32(core: ApexCore, outputs: AutocastOutputs) -> None:
     """
     if core.is_all_fp32:
         return
-    _cast_or_note_products(core, outputs)
+    _cast_or_note_inplace_products(core, outputs)
     if fp16_level_of_file(core.sites):
         return  # whose models return fp32, here too
     for call, owner in core.module.method_calls("cpu"):
@@ -331,15 +331,15 @@ def keep_cpu_outputs_fp32(core: ApexCore, outputs: AutocastOutputs) -> None:
             core.edits.replace_span(end, end, ".float()")
         elif origin == "made from one":
             core.add_note(call, CPU)
-    _note_moves_in_other_files(core, outputs)
+    _note_cpu_moves_elsewhere(core, outputs)
 
 
-def _note_moves_in_other_files(core: ApexCore, outputs: AutocastOutputs) -> None:
+def _note_cpu_moves_elsewhere(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Note for each other file the first line that moves to the CPU what may come from autocast."""
     lines: dict[Module, int] = {}
     for module, call in outputs.method_calls_elsewhere("cpu"):
         lines[module] = min(call.lineno, lines.get(module, call.lineno))
-    for module in core.around.modules_below(core.module):
+    for module in core.around.modules_imported_transitively(core.module):
         for call, owner in module.method_calls("cpu"):
             if module not in lines and _is_named_like_output(module, owner):
                 if outputs.coverage.coverage_of_node(module, call) is not Answer.NO:
@@ -351,10 +351,12 @@ def _note_moves_in_other_files(core: ApexCore, outputs: AutocastOutputs) -> None
         core.add_note(core.sites.initializes[0].call, CPU_ELSEWHERE.format(", ".join(places)))
 
 
-def _cast_or_note_products(core: ApexCore, outputs: AutocastOutputs) -> None:
+def _cast_or_note_inplace_products(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Cast the arguments of products in place that run under autocast as O1 did, or note them where they may."""
     for call, text in _products_in_place(core.module):
-        if not _may_be_16bit(core, core.module, call, outputs) or _cast_product_arguments(core, call):
+        if not _may_call_meet_autocast(core, core.module, call, outputs) or _cast_product_arguments(
+            core, call
+        ):
             continue
         if outputs.coverage.coverage_of_node(core.module, call) is Answer.YES:
             raise UnsureRewrite(call, PRODUCT_HERE.format(text))
@@ -492,7 +494,7 @@ def _arguments_for_parameter(core: ApexCore, node: ast.expr) -> Iterator[ast.exp
     if not isinstance(node, ast.Name) or node.id not in scope.parameters:
         return
     if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        for call in core.index.calls_of_function(scope)[0]:
+        for call in core.index.possible_calls_and_completeness(scope)[0]:
             if call in core.module.scope_of:
                 given = arguments(call, core.module.positional_parameters(scope.node)).get(node.id)
                 if given is not None:

@@ -13,7 +13,7 @@ from ampcompare.source.migrate.read.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import ForwardPasses
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
-from ampcompare.source.migrate.read.order import EventOrder
+from ampcompare.source.migrate.read.order import GradientEventOrder
 from ampcompare.source.migrate.read.sites import Sites, model_names
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import argument_values, arguments, elements, last_name, walk
@@ -40,7 +40,7 @@ class ApexCore:
     torch: str
     sites: Sites
     planned: PlannedScaler
-    order: EventOrder
+    order: GradientEventOrder
     forward: ForwardPasses
     findings: list[Finding] = field(default_factory=list)
     always: bool = False
@@ -146,7 +146,7 @@ class ApexCore:
         """The expression for the scaler."""
         return self.planned.expression
 
-    def is_without_casts(self, node: ast.AST) -> bool:
+    def is_in_disable_casts_block(self, node: ast.AST) -> bool:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""
         blocks = (each for each in self.module.ancestors(node) if isinstance(each, ast.With))
         calls = (

@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.amp_names import AUTOCASTS, SCALERS, is_of_adapter
-from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.amp_names import AUTOCASTS, SCALERS, is_name_of_adapter
+from ampcompare.source.branches import never_run_together
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
@@ -17,21 +17,21 @@ from ampcompare.source.migrate.core.model_casts import (
     initialize_gets_optimizer,
     model_casts_itself,
 )
-from ampcompare.source.migrate.core.outside import OUTSIDE, cast_or_refuse_other_calls
+from ampcompare.source.migrate.core.outside import OUTSIDE, cast_or_refuse_outside_calls
 from ampcompare.source.migrate.core.scalers import plan_scaler
 from ampcompare.source.migrate.core.state_dict import rewrite_amp_state
 from ampcompare.source.migrate.core.steps import (
+    insert_unscale_and_replace_masters,
     note_joint_skips,
-    note_steps_apart,
-    place_unscale,
-    refuse_half_leaves,
+    note_steps_with_scaled_gradients,
+    refuse_fp16_parameter_tensors,
     rewrite_steps,
 )
 from ampcompare.source.migrate.read.apex_callers import find_apex_callers
 from ampcompare.source.migrate.read.apex_guards import (
     PASSED_ON,
     SWITCHED,
-    is_only_asked_for,
+    is_only_tested_for_presence,
     names_switched_by_script,
 )
 from ampcompare.source.migrate.read.finding import UnsureRewrite
@@ -117,7 +117,7 @@ def rewrite_core(
         return None
     _refuse_unsure_training(module, names, sites)
     _refuse_torch_amp(module, names, sites)
-    _refuse_several_files(module, sites, asked, around)
+    _refuse_training_across_files(module, sites, asked, around)
     planned = plan_scaler(module, sites)
     order = find_event_order(index, sites)
     _refuse_loss_without_step(module, sites)
@@ -131,19 +131,19 @@ def rewrite_core(
     rewrite_initialize_calls(core)
     for call in () if model_casts_itself(core) else forward.apart:
         core.add_note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
-    cast_or_refuse_other_calls(core)
+    cast_or_refuse_outside_calls(core)
     for first, last in forward.regions:
-        if not core.is_without_casts(first):
+        if not core.is_in_disable_casts_block(first):
             edits.put_under_header(first, last, core.autocast_line)
     for place, node in order.named.items():
         core.add_note(node, NAMED.format(place))
-    place_unscale(core)
+    insert_unscale_and_replace_masters(core)
     for backward in sites.backwards:
         _rewrite_backward(core, backward)
     rewrite_steps(core)
-    note_steps_apart(core)
+    note_steps_with_scaled_gradients(core)
     note_joint_skips(core)
-    refuse_half_leaves(core)
+    refuse_fp16_parameter_tensors(core)
     rewrite_amp_state(core)
     refuse_internals(core)
     return core
@@ -159,12 +159,14 @@ def _refuse_calls_of_unseen_apex(module: Module, names: ModuleImports) -> None:
     """Refuse calls by names that Apex alone has, of what is not seen to be Apex."""
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
-            is_known = names.full_name_of(node) is not None or is_of_adapter(module.resolve(node) or "")
+            is_known = names.full_name_of(node) is not None or is_name_of_adapter(module.resolve(node) or "")
             if not is_known and isinstance(module.parent(node), ast.Call):
                 raise UnsureRewrite(node, MAY_BE_APEX.format(node.attr))
 
 
-def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, around: Neighbors) -> None:
+def _refuse_training_across_files(
+    module: Module, sites: Sites, asked: ast.AST | None, around: Neighbors
+) -> None:
     """Refuse a training of which another file has a part: what lies between the parts is not all in sight.
 
     An inference without an optimizer is whole by itself.
@@ -182,7 +184,7 @@ def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, a
         raise UnsureRewrite(nodes[0], NO_INITIALIZE)
     if trains and not scales and not any(True for _ in module.method_calls("backward")):
         raise UnsureRewrite(nodes[0], NO_BACKWARD)
-    for path, above in around.modules_above(module) if scales else ():
+    for path, above in around.modules_importing_transitively(module) if scales else ():
         updates = (
             each for each in above.nodes if is_backward_pass(above, each) or is_step_or_read(above, each)
         )
@@ -238,7 +240,9 @@ def _refuse_scaling_by_library(module: Module, initialize: InitializeCall) -> No
 
 def _is_name_passed_on(module: Module, node: ast.AST) -> bool:
     """Return whether a name of a module is used as a value, other than in a test for `None`."""
-    return not isinstance(getattr(node, "ctx", None), ast.Store) and not is_only_asked_for(module, node)
+    return not isinstance(getattr(node, "ctx", None), ast.Store) and not is_only_tested_for_presence(
+        module, node
+    )
 
 
 def _refuse_torch_amp(module: Module, names: ModuleImports, sites: Sites) -> None:
@@ -249,7 +253,9 @@ def _refuse_torch_amp(module: Module, names: ModuleImports, sites: Sites) -> Non
     trains_here = bool(sites.backwards or sites.masters or not sites.steps)
     for node in module.nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and _is_use_of_torch_amp(names, node):
-            apart = _is_inert_use(module, names, node) or _is_in_function_without_apex(module, sites, node)
+            apart = _is_harmless_torch_amp_use(module, names, node) or _is_in_function_without_apex(
+                module, sites, node
+            )
             if not (apart and trains_here):
                 raise UnsureRewrite(
                     node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand"
@@ -260,7 +266,7 @@ def _is_use_of_torch_amp(names: ModuleImports, node: ast.Name | ast.Attribute) -
     return not isinstance(node.ctx, ast.Store) and names.full_name_of(node) in AUTOCASTS | SCALERS
 
 
-def _is_inert_use(module: Module, names: ModuleImports, node: ast.Name | ast.Attribute) -> bool:
+def _is_harmless_torch_amp_use(module: Module, names: ModuleImports, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use is an annotation, or an autocast that cannot switch another one off."""
     below: ast.AST = node
     for outer in module.ancestors(node):
@@ -300,7 +306,7 @@ def _is_stepped_by_scaler_elsewhere(module: Module, step: OptimizerStep) -> bool
         call.args
         and dotted_name(call.args[0]) == step.optimizer
         and module.function_around(call) is step.function
-        and exclude_each_other(module, call, step.statement)
+        and never_run_together(module, call, step.statement)
         for call, _ in module.method_calls("step")
     )
 
@@ -312,7 +318,7 @@ def _rewrite_backward(core: ApexCore, backward: BackwardPass) -> None:
     statement = backward.statement
     loss = module.source(backward.loss)
     inline: list[str] = []
-    if backward in core.forward.inline and not core.is_without_casts(statement):
+    if backward in core.forward.inline and not core.is_in_disable_casts_block(statement):
         inline = [core.autocast_line, f"{module.indentation_unit}loss = {loss}"]
         loss = "loss"
     scaler = core.scaler_expression

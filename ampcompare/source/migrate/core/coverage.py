@@ -45,7 +45,7 @@ class AutocastCoverage:
         if scope not in self._reached:
             self._reached[scope] = Answer.NO  # for one that calls itself
             index, name = self._core.index, scope.function.name
-            calls, complete = index.calls_of_function(scope)
+            calls, complete = index.possible_calls_and_completeness(scope)
             found = [self.coverage_of_node(index.scope_of_call(each).module, each) for each in calls]
             # A constructor runs where training is set up, unless a block is seen to have it.
             if name in OF_OBJECTS or (not complete and name != "__init__"):
@@ -59,7 +59,9 @@ class AutocastCoverage:
             self._always[scope] = False
             module = self._core.module
             calls, complete = (
-                ([], False) if scope is module.top else self._core.index.calls_of_function(scope)
+                ([], False)
+                if scope is module.top
+                else self._core.index.possible_calls_and_completeness(scope)
             )
             self._always[scope] = (
                 complete

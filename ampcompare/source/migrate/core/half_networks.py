@@ -65,7 +65,7 @@ def refuse_or_note_half_networks(core: ApexCore) -> None:
         if not core.has_autocast(run) and not core.runs_before_initialize(core.module.statement_around(run)):
             raise UnsureRewrite(run, HALF_RUNS.format(line))
     coverage, first = AutocastCoverage(core), core.sites.initializes[0].call
-    for module in core.around.modules_below(core.module):
+    for module in core.around.modules_imported_transitively(core.module):
         runs = [
             each
             for each in _calls_after_fp16_cast(core.index.index_seen_from(module))
@@ -90,7 +90,7 @@ def _is_called_from_file(core: ApexCore, scope: Scope, depth: int = 0) -> bool:
     return any(
         each in core.module.scope_of
         or (depth < MAX_DEPTH and _is_called_from_file(core, core.index.scope_of_call(each), depth + 1))
-        for each in core.index.calls_of_function(scope)[0]
+        for each in core.index.possible_calls_and_completeness(scope)[0]
     )
 
 

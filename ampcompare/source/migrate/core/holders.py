@@ -77,7 +77,9 @@ class BindingsOfScope:
         within: Block | ast.AST | None = None
         place = _end_of_node(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = [_target_of_numbers(each, node.value) for each in _targets_of_assignment(node)]
+            targets = [
+                _target_of_values_not_indices(each, node.value) for each in _targets_of_assignment(node)
+            ]
             values, within = [node.value] if node.value is not None else [], self._module.block_of(node)
         elif isinstance(node, (ast.AugAssign, ast.NamedExpr)):
             targets, values = [node.target], [node.value]
@@ -141,14 +143,19 @@ def _targets_of_assignment(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
-def _target_of_numbers(target: ast.expr, value: ast.expr | None) -> ast.expr:
+def _target_of_values_not_indices(target: ast.expr, value: ast.expr | None) -> ast.expr:
     """Return the part of a target that gets numbers, where the other one gets their indices."""
-    if isinstance(target, ast.Tuple) and len(target.elts) == 2 and value is not None and makes_indices(value):
+    if (
+        isinstance(target, ast.Tuple)
+        and len(target.elts) == 2
+        and value is not None
+        and returns_values_and_indices(value)
+    ):
         return target.elts[0]
     return target
 
 
-def makes_indices(node: ast.expr) -> bool:
+def returns_values_and_indices(node: ast.expr) -> bool:
     """Return whether an expression is a call of what returns numbers and their indices."""
     return isinstance(node, ast.Call) and last_name(node.func) in WITH_INDICES
 

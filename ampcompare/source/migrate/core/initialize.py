@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampcompare.source.amp_names import OPT_LEVELS
-from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.branches import never_run_together
 from ampcompare.source.migrate.core.model_casts import wrapped_model_lines
 from ampcompare.source.migrate.core.scalers import ifs_around_call, is_constructor, runs_under_varying_tests
 from ampcompare.source.migrate.read.finding import UnsureRewrite
@@ -41,7 +41,7 @@ def rewrite_initialize_calls(core: ApexCore) -> None:
     single = len(initializes) == 1 and any(each.block for each in core.sites.backwards)
     made = [(each, _scaler_settings(core.module, each, single=single)) for each in initializes]
     for each in initializes:
-        _refuse_in_expression(core, each)
+        _refuse_call_in_expression(core, each)
         if runs_under_varying_tests(core.index, each):
             raise UnsureRewrite(each.call, AT_TIMES)
     core.update = made[0][1].update if made else ""
@@ -106,7 +106,7 @@ def _put_default_scaler(
         return
     others = [each for each in core.sites.initializes if each.function is initialize.function]
     earlier = [each for each in others if each.call.lineno < initialize.call.lineno]
-    if any(not exclude_each_other(module, each.call, initialize.call) for each in earlier):
+    if any(not never_run_together(module, each.call, initialize.call) for each in earlier):
         raise UnsureRewrite(initialize.call, AT_TIMES)
     core.defaults.add(condition)
     core.edits.insert_above(condition, default)
@@ -121,7 +121,7 @@ def _find_earlier_call_always_run(core: ApexCore, initialize: InitializeCall) ->
     return None
 
 
-def _refuse_in_expression(core: ApexCore, initialize: InitializeCall) -> None:
+def _refuse_call_in_expression(core: ApexCore, initialize: InitializeCall) -> None:
     """Refuse a call that a part of an expression decides on, or a `match`."""
     for outer in core.module.nodes_up_to_function(initialize.call):
         if isinstance(outer, (ast.IfExp, ast.BoolOp, ast.match_case)):
@@ -135,7 +135,7 @@ def _declare_scaler_in_class(core: ApexCore, initialize: InitializeCall) -> None
     if holder is None or holder in core.defaults:
         return
     core.defaults.add(holder)
-    first = _first_below_docstring(holder.body)
+    first = _first_statement_below_docstring(holder.body)
     name = initialize.function.name if initialize.function is not None else ""
     core.edits.insert_above(
         first, [f"{core.planned.name} = {core.idle_scaler_expression}  # {name} sets it", ""]
@@ -230,13 +230,13 @@ def _scaler_settings(module: Module, initialize: InitializeCall, *, single: bool
     """Return the settings for a call."""
     given = initialize.arguments
     settings = _ScalerSettings()
-    _read_opt_level(module, given, settings)
+    _set_opt_level_settings(module, given, settings)
     if initialize.level:
         settings.notes.append(CONSTANT.format(initialize.level, settings.level))
     enabled = given.get("enabled")
     if enabled is not None and not is_literal(enabled, True):
         settings.enabled.append(module.source(enabled))
-    _read_loss_scale(module, given, settings, single)
+    _set_loss_scale_settings(module, given, settings, single)
     if "min_loss_scale" in given and not is_literal(given["min_loss_scale"], None):
         settings.notes.append("GradScaler has no min_loss_scale: its scale can fall below the floor")
     limit = given.get("max_loss_scale")
@@ -254,7 +254,7 @@ def _scaler_settings(module: Module, initialize: InitializeCall, *, single: bool
     return settings
 
 
-def _read_opt_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
+def _set_opt_level_settings(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
     level = given.get("opt_level")
     if level is None:
         settings.level = "O1"
@@ -271,7 +271,7 @@ def _read_opt_level(module: Module, given: dict[str, ast.expr], settings: _Scale
     else:
         text = module.source(level)
         settings.enabled.append(f'{text if _needs_no_parentheses(level) else f"({text})"} != "O0"')
-        if _find_levels(level) <= {"O0", "O1"}:
+        if _possible_opt_levels(level) <= {"O0", "O1"}:
             return
         settings.notes.append(
             "which opt level this is, is not known here: O0 trains in fp32 and O1 under autocast as before; "
@@ -281,14 +281,14 @@ def _read_opt_level(module: Module, given: dict[str, ast.expr], settings: _Scale
         )
 
 
-def _find_levels(level: ast.expr) -> set[object]:
+def _possible_opt_levels(level: ast.expr) -> set[object]:
     """Return the values that an expression of constants and `if ... else` may have; `UNSEEN` stands for any other."""
     if isinstance(level, ast.IfExp):
-        return _find_levels(level.body) | _find_levels(level.orelse)
+        return _possible_opt_levels(level.body) | _possible_opt_levels(level.orelse)
     return {level.value if isinstance(level, ast.Constant) else UNSEEN}
 
 
-def _read_loss_scale(
+def _set_loss_scale_settings(
     module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool
 ) -> None:
     scale = given.get("loss_scale")
@@ -348,7 +348,7 @@ def declare_scaler_global(core: ApexCore, function: Function | None) -> None:
     name = core.planned.name
     if function not in core.declared:
         core.declared.add(function)
-        edits.insert_above(_first_below_docstring(function.body), [f"global {name}"])
+        edits.insert_above(_first_statement_below_docstring(function.body), [f"global {name}"])
     if len(core.declared) == 1 and not core.has_global:
         core.has_global = True
         outermost = module.outermost_statement(function)
@@ -362,6 +362,6 @@ def declare_scaler_global(core: ApexCore, function: Function | None) -> None:
         )
 
 
-def _first_below_docstring(body: Block) -> ast.stmt:
+def _first_statement_below_docstring(body: Block) -> ast.stmt:
     is_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
     return body[1] if is_text and len(body) > 1 else body[0]

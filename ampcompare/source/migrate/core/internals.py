@@ -31,15 +31,15 @@ OF_SCALE = (
 
 def refuse_internals(core: ApexCore) -> None:
     """Refuse private state of Apex, which has no equivalent."""
-    for node, name in find_internals(core.index):
+    for node, name in find_apex_internals_uses(core.index):
         raise UnsureRewrite(node, NO_EQUIVALENT.format(name))
     for use, meaning in core.names.uses:
-        if meaning.startswith(AMP_STATE) and not _rewrite_scale_read(core, use, meaning):
+        if meaning.startswith(AMP_STATE) and not _rewrite_loss_scale_read(core, use, meaning):
             message = OF_SCALE if meaning == f"{AMP_STATE}.loss_scalers" else OF_APEX
             raise UnsureRewrite(use, message.format(meaning.removeprefix("apex.")))
 
 
-def _rewrite_scale_read(core: ApexCore, use: ast.expr, meaning: str) -> bool:
+def _rewrite_loss_scale_read(core: ApexCore, use: ast.expr, meaning: str) -> bool:
     """Rewrite `loss_scalers[0].loss_scale()`; return whether a use is that."""
     if meaning != f"{AMP_STATE}.loss_scalers":
         return False
@@ -50,7 +50,7 @@ def _rewrite_scale_read(core: ApexCore, use: ast.expr, meaning: str) -> bool:
     return True
 
 
-def find_internals(index: Index) -> Iterator[tuple[ast.expr, str]]:
+def find_apex_internals_uses(index: Index) -> Iterator[tuple[ast.expr, str]]:
     """Yield each use of what `amp.initialize` gives an optimizer, as attribute or by `getattr` without a default.
 
     What a class of the project defines by such a name, as copies of Apex's older optimizers do, is none.

@@ -28,12 +28,12 @@ RUNNERS = frozenset({
 })  # fmt: skip
 
 
-def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
+def is_computing_model_call(call: ast.Call, model_names: set[str]) -> bool:
     """Return whether a call is one of a model, or of a method of a model that may compute."""
     name = last_name(call.func)
-    if last_name_before_index(call.func) in tails:
+    if last_name_before_index(call.func) in model_names:
         return True
-    if is_called_item_of_model(call.func, tails):
+    if is_called_item_of_model(call.func, model_names):
         return bool(call.args or call.keywords)
     if (
         not isinstance(call.func, ast.Attribute)
@@ -41,7 +41,7 @@ def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
         or not (call.args or call.keywords)
     ):
         return False
-    return owner_name_of_method(call.func) in tails
+    return owner_name_of_method(call.func) in model_names
 
 
 def owner_name_of_method(method: ast.Attribute) -> str:
@@ -52,13 +52,13 @@ def owner_name_of_method(method: ast.Attribute) -> str:
     )
 
 
-def is_called_item_of_model(node: ast.expr, tails: set[str]) -> bool:
+def is_called_item_of_model(node: ast.expr, model_names: set[str]) -> bool:
     """Return whether what is called is an item of an attribute of a model, as of `model.layers["head"](x)`."""
     if not isinstance(node, ast.Subscript):
         return False
     while isinstance(node, (ast.Subscript, ast.Attribute)):
         node = node.value
-        if isinstance(node, (ast.Attribute, ast.Name)) and last_name(node) in tails:
+        if isinstance(node, (ast.Attribute, ast.Name)) and last_name(node) in model_names:
             return True
     return False
 

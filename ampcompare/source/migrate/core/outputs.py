@@ -17,7 +17,7 @@ from ampcompare.source.migrate.core.holders import (
     Path,
     access_path_of,
     items_bound_below,
-    makes_indices,
+    returns_values_and_indices,
 )
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.read.finding import UnsureRewrite
@@ -165,7 +165,11 @@ class _NamesOfOutputs:
             return False
         if isinstance(node, ast.Attribute) and node.attr in NO_TENSORS | {"indices"}:
             return False
-        if isinstance(node, ast.Subscript) and is_literal(node.slice, 1) and makes_indices(node.value):
+        if (
+            isinstance(node, ast.Subscript)
+            and is_literal(node.slice, 1)
+            and returns_values_and_indices(node.value)
+        ):
             return False
         if access_path_of(node):
             return bool(self.held_item_paths(node))
@@ -341,7 +345,7 @@ class AutocastOutputs:
         core = self.core
         return (
             core.has_autocast(node)
-            or core.is_without_casts(node)
+            or core.is_in_disable_casts_block(node)
             or core.runs_before_initialize(core.module.statement_around(node))
         )
 
@@ -349,7 +353,7 @@ class AutocastOutputs:
         """Yield the functions whose results from autocast go to another file, with the name of that file."""
         module, index = self.core.module, self.core.index
         for scope, names in self._names.items():
-            calls = index.calls_of_function(scope)[0] if names.returns else []
+            calls = index.possible_calls_and_completeness(scope)[0] if names.returns else []
             for call in calls:
                 if call not in module.scope_of:
                     yield scope.node, index.relative_path_of(index.scope_of_call(call).module)

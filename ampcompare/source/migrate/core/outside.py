@@ -79,7 +79,7 @@ METHOD = (
 )
 
 
-def cast_or_refuse_other_calls(core: ApexCore) -> None:
+def cast_or_refuse_outside_calls(core: ApexCore) -> None:
     """Put evaluation under autocast where that is sure, and note or refuse the calls of models that stay in fp32."""
     if core.is_all_fp32:
         return
@@ -89,7 +89,7 @@ def cast_or_refuse_other_calls(core: ApexCore) -> None:
     refuse_half_weights(core)
     _refuse_half_inputs_outside(core)
     refuse_or_note_half_networks(core)
-    _note_trusted_methods(core)
+    _note_methods_trusted_by_name(core)
     if not model_casts_itself(core):
         _CallsOutsideAutocast(core).note_or_refuse_calls()
         _note_other_computations(core)
@@ -107,12 +107,12 @@ def _add_autocast_to_evaluations(core: ApexCore) -> set[ast.AST]:
         if (
             not isinstance(node, ast.With)
             or not _is_no_grad_block(core, node)
-            or not _calls_by_name(node, tails)
+            or not _calls_of_models_in(node, tails)
         ):
             continue
         if any(outer in wrapped for outer in core.module.ancestors(node)) or not core.reaches_scaler(node):
             continue
-        if core.is_without_casts(node) or core.runs_before_initialize(node):
+        if core.is_in_disable_casts_block(node) or core.runs_before_initialize(node):
             continue
         wrapped.add(node)
         header = core.autocast_line.removeprefix("with ").removesuffix(":")
@@ -183,7 +183,7 @@ def _refuse_half_inputs_outside(core: ApexCore) -> None:
             core.add_note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
 
 
-def _note_trusted_methods(core: ApexCore) -> None:
+def _note_methods_trusted_by_name(core: ApexCore) -> None:
     """Note the methods of models outside of autocast of which only the name says that they do not compute."""
     noted: set[str] = set()
     for call in core.module.calls:
@@ -299,11 +299,11 @@ def _is_no_grad_block(core: ApexCore, node: ast.With) -> bool:
     )
 
 
-def _calls_by_name(node: ast.AST, tails: set[str]) -> list[ast.Call]:
+def _calls_of_models_in(node: ast.AST, model_names: set[str]) -> list[ast.Call]:
     return [
         each
         for each in walk(node)
-        if isinstance(each, ast.Call) and last_name_before_index(each.func) in tails
+        if isinstance(each, ast.Call) and last_name_before_index(each.func) in model_names
     ]
 
 
@@ -333,16 +333,18 @@ class _CallsOutsideAutocast:
         if id(call) in self._seen or id(call) in self._apart or core.has_autocast(call):
             return
         self._seen.add(id(call))
-        if core.is_without_casts(call) or core.runs_before_initialize(module.statement_around(call)):
+        if core.is_in_disable_casts_block(call) or core.runs_before_initialize(module.statement_around(call)):
             return
         function = module.function_around(call)
-        if self._only_evaluates(call) or self._has_own_backward(function):
+        if self._only_evaluates(call) or self._has_unscaled_backward(function):
             if function not in self._noted:
                 self._noted.add(function)
                 core.add_note(call, OUTSIDE.format("this forward pass"))
             return
         callers, complete = (
-            ([], False) if function is None else core.index.calls_of_function(module.scope_from[function])
+            ([], False)
+            if function is None
+            else core.index.possible_calls_and_completeness(module.scope_from[function])
         )
         inside = [each for each in callers if each in module.scope_of]
         for each in inside:
@@ -350,7 +352,7 @@ class _CallsOutsideAutocast:
         if not (inside and complete):
             raise UnsureRewrite(call, MAY_TRAIN.format(f"{ast.unparse(call.func)}()"))
 
-    def _has_own_backward(self, function: Function | None) -> bool:
+    def _has_unscaled_backward(self, function: Function | None) -> bool:
         """Return whether a function runs, or leads to, a backward pass that is not scaled, and none that is."""
         core, module = self._core, self._module
         if any(each.function is function for each in core.sites.backwards):

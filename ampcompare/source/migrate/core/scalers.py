@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass
 
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.read.apex_guards import asks_for_apex
+from ampcompare.source.migrate.read.apex_guards import asks_only_for_apex
 from ampcompare.source.migrate.read.sites import InitializeCall, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, dotted_name, names_bound_in, walk
@@ -32,7 +32,7 @@ class PlannedScaler:
 
 def plan_scaler(module: Module, sites: Sites) -> PlannedScaler:
     """Return the scaler that the uses of a module need."""
-    home = _place_of_scaler_text(module, sites)
+    home = _scaler_home(module, sites)
     return PlannedScaler(_unused_scaler_name(module, attribute=home == "self"), home)
 
 
@@ -49,7 +49,7 @@ def _unused_scaler_name(module: Module, *, attribute: bool) -> str:
     return next((name for name in names if name not in used), "scaler_for_amp")
 
 
-def _place_of_scaler_text(module: Module, sites: Sites) -> str:
+def _scaler_home(module: Module, sites: Sites) -> str:
     created = {each.function for each in sites.initializes}
     others = [*sites.masters, *sites.saves, *sites.loads]
     used: set[Function | None] = {each.function for each in sites.backwards}
@@ -87,7 +87,7 @@ def ifs_around_call(module: Module, initialize: InitializeCall) -> list[ast.If]:
     """
     found = []
     for outer in module.ancestors(initialize.statement):
-        if isinstance(outer, ast.If) and not asks_for_apex(module, outer.test):
+        if isinstance(outer, ast.If) and not asks_only_for_apex(module, outer.test):
             found.append(outer)
         elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             break
@@ -153,7 +153,7 @@ def _scaler_outlasts_call(index: Index, initialize: InitializeCall) -> bool:
     ):
         return True
     names = module.positional_parameters(function)
-    for call in index.calls_of_function(module.scope_from[function])[0]:
+    for call in index.possible_calls_and_completeness(module.scope_from[function])[0]:
         given = [value for name, value in arguments(call, names).items() if name in asked]
         home = index.scope_of_call(call).module
         loops = [each for each in home.nodes_up_to_function(call) if isinstance(each, (ast.For, ast.While))]

@@ -7,7 +7,7 @@ from ampcompare.source.branches import (
     branches_around,
     conditions_around,
     conditions_of_test,
-    exclude_each_other,
+    never_run_together,
 )
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.read.finding import BY_HAND, Finding, UnsureRewrite
@@ -65,7 +65,7 @@ APART = (
 )
 
 
-def place_unscale(core: ApexCore) -> None:
+def insert_unscale_and_replace_masters(core: ApexCore) -> None:
     """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`."""
     groups: dict[tuple[str, int], tuple[OptimizerStep, list[GradientRead]]] = {}
     blocks = {each.statement for each in core.sites.backwards if each.block}
@@ -86,7 +86,7 @@ def place_unscale(core: ApexCore) -> None:
                     read.node, f"no {optimizer}.step() follows these gradients in the same function"
                 )
     for (optimizer, _), (step, reads) in groups.items():
-        _place_unscale_of_step(core, optimizer, step, reads)
+        _insert_unscale_of_step(core, optimizer, step, reads)
     for call in core.sites.masters:
         core.edits.replace(call, _parameters_expression(core, call))
 
@@ -116,7 +116,7 @@ def _may_test_vary(test: str, loop: ast.AST | None) -> bool:
     )
 
 
-def _place_unscale_of_step(
+def _insert_unscale_of_step(
     core: ApexCore, optimizer: str, step: OptimizerStep, reads: list[GradientRead]
 ) -> None:
     module = core.module
@@ -135,7 +135,7 @@ def _place_unscale_of_step(
             _may_test_vary(test, loop) for test in missing
         ):
             for each in reads:
-                _let_scaled_gradients_be_read(core, optimizer, step, each)
+                _rewrite_read_of_scaled_gradients(core, optimizer, step, each)
             return
         only_if |= missing
     _refuse_mixed_gradients(core, optimizer, step, reads)
@@ -179,13 +179,13 @@ def _refuse_mixed_gradients(
     first = min(read.statement.lineno for read in reads)
     for backward in core.sites.backwards:
         if backward.function is step.function and first < backward.statement.lineno < step.statement.lineno:
-            if optimizer in backward.optimizers and not exclude_each_other(
+            if optimizer in backward.optimizers and not never_run_together(
                 core.module, backward.statement, step.statement
             ):
                 raise UnsureRewrite(reads[0].node, MIXED)
 
 
-def _let_scaled_gradients_be_read(
+def _rewrite_read_of_scaled_gradients(
     core: ApexCore, optimizer: str, step: OptimizerStep, read: GradientRead
 ) -> None:
     """Let gradients that stay scaled until the step be read, or clipped, at another pace than that of the steps.
@@ -357,7 +357,7 @@ def _insert_scale_update(core: ApexCore, step: OptimizerStep, line: str) -> None
     guards = _gradient_guards_around(core, step)
     if guards:
         core.add_note(step.call, GUARDED_AFTER_OVERFLOW)
-    if not isinstance(last, ast.If) or last not in guards or not _leaves_round_or_function(last):
+    if not isinstance(last, ast.If) or last not in guards or not _leaves_loop_round_or_function(last):
         core.edits.insert_below(last, [line])
         return
     here, other = (
@@ -376,7 +376,7 @@ def _insert_scale_update(core: ApexCore, step: OptimizerStep, line: str) -> None
         raise UnsureRewrite(step.call, GUARDED_PATHS)
 
 
-def _leaves_round_or_function(statement: ast.If) -> bool:
+def _leaves_loop_round_or_function(statement: ast.If) -> bool:
     """Return whether a branch leaves its round or function."""
     return any(isinstance(node, LEAVING) for node in ast.walk(statement))
 
@@ -398,7 +398,7 @@ def _steps_without_apex(core: ApexCore, function: Function | None) -> list[tuple
             continue
         if kinds.kind_of_object(stepped, module.scope_of[node]) == "optimizer":
             if any(
-                each.lineno < node.lineno and not exclude_each_other(module, each, node) for each in passes
+                each.lineno < node.lineno and not never_run_together(module, each, node) for each in passes
             ):
                 found.append((node, key))
     return found
@@ -412,7 +412,7 @@ def note_joint_skips(core: ApexCore) -> None:
             return
 
 
-def refuse_half_leaves(core: ApexCore) -> None:
+def refuse_fp16_parameter_tensors(core: ApexCore) -> None:
     """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
     module, kinds = core.module, ObjectKinds(core.module, core.index)
     for call in module.calls:
@@ -450,7 +450,7 @@ def _makes_fp16_tensor(core: ApexCore, value: ast.expr | None) -> bool:
     return False
 
 
-def note_steps_apart(core: ApexCore) -> None:
+def note_steps_with_scaled_gradients(core: ApexCore) -> None:
     """Note the optimizers that may step with gradients that are still scaled."""
     for function in dict.fromkeys(each.function for each in core.sites.backwards if each.block):
         for call, key in _steps_without_apex(core, function):

@@ -17,7 +17,7 @@ from ampcompare.source.index import Function as Called
 from ampcompare.source.index import UnknownFunction, functions_of_callee, nodes_of_scope
 from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
 from ampcompare.source.migrate.read.finding import UnsureRewrite
-from ampcompare.source.migrate.read.wide_numbers import NumberFinder
+from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING, PARAMETER_LISTS, WITH_INDICES
@@ -97,7 +97,7 @@ class _FollowedUse(NamedTuple):
     is_cast: bool
 
 
-def refuse_unlisted_flow(core: ApexCore) -> None:
+def refuse_unlisted_value_flow(core: ApexCore) -> None:
     """Refuse a training whose model, optimizer or outputs go to a place that is not on the list.
 
     Raises:
@@ -110,9 +110,9 @@ def arithmetic_of_other_types(
     module: Module, nodes: list[ast.AST]
 ) -> Iterator[tuple[ast.expr | ast.AugAssign, str]]:
     """Yield the arithmetic among nodes that O1 computes in another type than autocast, each with what is said of it."""
-    for mixed in NumberFinder(module).mixed_nodes(nodes):
+    for mixed in ScalarTensorFinder(module).nodes_mixing_scalar_tensors(nodes):
         yield mixed, MEETS_NUMBER.format(ast.unparse(mixed))
-    for changed in WideTensorFinder(module).nodes_in_place(nodes):
+    for changed in WideTensorFinder(module).inplace_arithmetic_with_wide_operand(nodes):
         yield changed, CHANGES_IN_PLACE.format(ast.unparse(changed))
 
 
@@ -237,9 +237,9 @@ class _ValueFlow:
             or (module is self._core.module and self._core.has_autocast(node))
         )
 
-    def _refuse_use(self, use: _FollowedUse, at: ast.AST, message: str = "") -> None:
+    def _refuse_use(self, use: _FollowedUse, place: ast.AST, message: str = "") -> None:
         """Refuse a use, with the place that it goes to."""
-        text = ast.unparse(at).splitlines()[0]
+        text = ast.unparse(place).splitlines()[0]
         message = message or GOES.format(use.kind, text if len(text) <= 80 else f"{text[:77]}...")
         if use.module is self._core.module:
             raise UnsureRewrite(use.node, message)
@@ -372,7 +372,9 @@ class _ValueFlow:
         module = use.module
         function = module.function_around(around)
         scope = None if function is None else module.scope_from[function]
-        calls, complete = ([], False) if scope is None else self._core.index.calls_of_function(scope)
+        calls, complete = (
+            ([], False) if scope is None else self._core.index.possible_calls_and_completeness(scope)
+        )
         if not complete or use.kind == PARAMETERS:
             self._refuse_use(use, around)
         for call in calls:

@@ -7,22 +7,26 @@ import re
 from typing import TYPE_CHECKING
 
 from ampcompare.source.amp_names import CLIPS, CORE
-from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.branches import never_run_together
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import UnknownFunction, functions_of_callee
 from ampcompare.source.migrate.core.casts import OF_O1
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.scalers import LOOPS, ifs_around_call
-from ampcompare.source.migrate.ordinary.flow import arithmetic_of_other_types, refuse_unlisted_flow
+from ampcompare.source.migrate.ordinary.flow import arithmetic_of_other_types, refuse_unlisted_value_flow
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
-    makes_wide_number,
+    makes_fp32_number,
     refuse_forbidden_words,
     stores_into_tensors,
     unlisted_torch_name,
 )
-from ampcompare.source.migrate.read.apex_guards import ANSWERED, asks_for_apex, is_only_asked_for
+from ampcompare.source.migrate.read.apex_guards import (
+    ANSWERED,
+    asks_only_for_apex,
+    is_only_tested_for_presence,
+)
 from ampcompare.source.migrate.read.finding import Finding, UnsureRewrite, without_advice
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
@@ -91,14 +95,14 @@ def find_what_is_not_ordinary(core: ApexCore, migration: Migration, text: str) -
     if core.module.text != text:
         return Finding.of_node(core.sites.initializes[0].call, "", SHARED_LINES)
     try:
-        _refuse_apex_uses(core)
+        _require_plain_standalone_module(core)
         _refuse_unusual_initialize(core)
         _refuse_several_updates(core)
         _refuse_unusual_forward(core)
         _refuse_unusual_update(core)
-        _refuse_unread_makers(core)
+        _refuse_unread_model_or_optimizer(core)
         refuse_forbidden_words(core)
-        refuse_unlisted_flow(core)
+        refuse_unlisted_value_flow(core)
         _refuse_noted_rewrite(core, migration)
     except UnsureRewrite as error:
         return Finding.of_node(error.node, "", str(error))
@@ -122,7 +126,7 @@ def _refuse_noted_rewrite(core: ApexCore, migration: Migration) -> None:
             )
 
 
-def _refuse_apex_uses(core: ApexCore) -> None:
+def _require_plain_standalone_module(core: ApexCore) -> None:
     """Refuse imports of Apex that not all runs make, uses outside of the core, and a file that others import."""
     module = core.module
     for statement, _ in core.names.imports:
@@ -133,13 +137,13 @@ def _refuse_apex_uses(core: ApexCore) -> None:
             raise UnsureRewrite(statement, STAR)
     for node, meaning in core.names.uses:
         if meaning in ("apex", "apex.amp"):
-            if isinstance(node.ctx, ast.Store) or is_only_asked_for(module, node):
+            if isinstance(node.ctx, ast.Store) or is_only_tested_for_presence(module, node):
                 continue  # what a failed import leaves, and the question for it
             raise UnsureRewrite(node, ASKED)
         is_core = meaning.startswith("apex.amp.") and meaning.removeprefix("apex.amp.") in CORE
         if not is_core and not meaning.startswith(BESIDE_CORE):
             raise UnsureRewrite(node, USES.format(meaning))
-    for path, _ in core.around.modules_above(core.module):
+    for path, _ in core.around.modules_importing_transitively(core.module):
         raise UnsureRewrite(
             core.sites.initializes[0].call, IMPORTED_BY.format(core.around.relative_path_of(path))
         )
@@ -163,7 +167,7 @@ def _is_test_of_variable_or_apex(module: Module, test: ast.expr) -> bool:
     """Return whether a test asks for a variable, for whether Apex is there, or for both."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return all(_is_test_of_variable_or_apex(module, each) for each in test.values)
-    return dotted_name(test) is not None or asks_for_apex(module, test)
+    return dotted_name(test) is not None or asks_only_for_apex(module, test)
 
 
 def _refuse_unusual_initialize(core: ApexCore) -> None:
@@ -274,7 +278,7 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
     for node in nodes:
         if full := unlisted_torch_name(module, node):
             raise UnsureRewrite(node, NOT_LISTED.format(full))
-        if makes_wide_number(module, node) and isinstance(module.parent(module.parent(node)), ast.BinOp):
+        if makes_fp32_number(module, node) and isinstance(module.parent(module.parent(node)), ast.BinOp):
             raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
     for mixed, message in arithmetic_of_other_types(module, nodes):
         raise UnsureRewrite(mixed, message)
@@ -286,7 +290,7 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
         function = module.function_around(each)
         if function is not None and function not in seen:
             seen.add(function)
-            calls = core.index.calls_of_function(module.scope_from[function])[0]
+            calls = core.index.possible_calls_and_completeness(module.scope_from[function])[0]
             waiting += [module.statement_around(call) for call in calls if call in module.scope_of]
 
 
@@ -297,7 +301,7 @@ def _statement_of_backward(core: ApexCore, block: BackwardPass) -> ast.stmt:
     plain = [each for each in core.sites.backwards if not each.block]
     if isinstance(outer, ast.If) and plain:
         if all(module.parent_statement(each.statement) is outer for each in plain) and len(plain) == 1:
-            if exclude_each_other(
+            if never_run_together(
                 module, plain[0].statement, block.statement
             ) and _is_test_of_variable_or_apex(module, outer.test):
                 return outer
@@ -396,7 +400,7 @@ def _refuse_unusual_clears(core: ApexCore, step: OptimizerStep, outer: ast.stmt)
             raise OrdinaryForm.CLEARED_APART.refusal_of(call)
 
 
-def _refuse_unread_makers(core: ApexCore) -> None:
+def _refuse_unread_model_or_optimizer(core: ApexCore) -> None:
     """Refuse a network or an optimizer that is made by what is not read."""
     module, (initialize,) = core.module, core.sites.initializes
     scope = module.scope_of[initialize.call]

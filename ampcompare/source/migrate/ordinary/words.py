@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.read.early_names import find_early_names
+from ampcompare.source.migrate.read.early_names import find_early_bindings_of_torch
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.project import MAX_MODULES
@@ -165,7 +165,7 @@ def _forbidden_nodes_of(core: ApexCore, module: Module) -> Iterator[tuple[ast.AS
             yield statement, (PACKAGE, package)
         if last_part(full) in FORBIDDEN and full.startswith(("torch", "apex")):
             yield statement, (NAMED, full)
-    for node, name in find_early_names(module).items():
+    for node, name in find_early_bindings_of_torch(module).items():
         yield node, (EARLY, name)
     for node in module.nodes:
         if isinstance(node, ast.Call):
@@ -241,7 +241,7 @@ def name_unfit_for_network(module: Module, node: ast.AST) -> str:
     full = module.resolve(node, follow=False) or ""
     if (
         last_name(node) in IN_NETWORKS
-        or makes_wide_number(module, node)
+        or makes_fp32_number(module, node)
         or _gets_unknown_attribute(module, node)
     ):
         return last_name(node)
@@ -258,11 +258,12 @@ def _gets_unknown_attribute(module: Module, node: ast.AST) -> bool:
     return not (isinstance(call, ast.Call) and call.args and dotted_name(call.args[0]) == "self")
 
 
-def makes_wide_number(module: Module, node: ast.AST) -> bool:
+def makes_fp32_number(module: Module, node: ast.AST) -> bool:
     """Return whether a node names what reduces a tensor to one number of fp32, or makes one.
 
     O1 makes fp32 of what such a number is added to or multiplied with; torch keeps the type of the other tensor. The
-    list refuses such a name wherever it stands in a network; `NumberFinder` finds where such a number meets a tensor.
+    list refuses such a name wherever it stands in a network; `ScalarTensorFinder` finds where such a number meets
+    a tensor.
     """
     call = module.parent(node)
     if last_name(node) in ("ones", "zeros", "full", "rand", "randn", "empty") and isinstance(call, ast.Call):

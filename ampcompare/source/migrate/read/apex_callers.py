@@ -50,7 +50,7 @@ def find_apex_callers(module: Module) -> Iterator[ApexCaller]:
     for call in module.calls:
         name = last_name(call.func)
         package, instead = SCALING.get(name, ("", ""))
-        if package and _is_of_package(module, call.func, package):
+        if package and _may_be_of_package(module, call.func, package):
             full = module.resolve(call.func) or ""
             yield ApexCaller(call, f"{name} of {package} scales the loss by", instead, full)
     for node in module.nodes:
@@ -76,7 +76,7 @@ def find_apex_callers_of_file(path: Path, module: Module, imports: ImportIndex) 
     ]
 
 
-def may_call_apex_of_package(module: Module) -> bool:
+def may_call_apex_through_package(module: Module) -> bool:
     """Return whether a module calls what calls the installed Apex, be it of the project."""
     return any(True for _ in find_apex_callers(module))
 
@@ -102,7 +102,7 @@ def opens_own_autocast(module: Module) -> bool:
     return find_own_autocast(module) is not None
 
 
-def _is_of_package(module: Module, function: ast.expr, package: str) -> bool:
+def _may_be_of_package(module: Module, function: ast.expr, package: str) -> bool:
     """Return whether a function is of a package, or nothing says of which one."""
     full = module.resolve(function)
     return full is None or full.startswith(f"{package}.")

@@ -41,7 +41,7 @@ SWITCHED = (
 )
 
 
-def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
+def answer_apex_availability_with_yes(module: Module, edits: Edits) -> list[Finding]:
     """Answer questions whether Apex is there with yes; return what is said about them."""
     findings = []
     for node in module.nodes:
@@ -61,7 +61,7 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
     return findings
 
 
-def texts_naming_apex(module: Module) -> list[Finding]:
+def findings_of_texts_naming_apex(module: Module) -> list[Finding]:
     """Return a finding for each text that is the full name of something in a module of Apex, as a registry has it."""
     return [
         Finding.of_node(node, NOTE, NAMED_BY_TEXT.format(node.value))
@@ -75,7 +75,7 @@ def texts_naming_apex(module: Module) -> list[Finding]:
     ]
 
 
-def questions_to_other_packages(path: Path, text: str, imports: ImportIndex) -> list[Finding]:
+def outside_apex_question_findings(path: Path, text: str, imports: ImportIndex) -> list[Finding]:
     """Return a finding for each use of what a package outside of the project says of Apex.
 
     Args:
@@ -116,7 +116,7 @@ def _is_asked_by_import(module: Module, name: ast.Constant) -> bool:
     return isinstance(parent, ast.Call) and last_name(parent.func) in IMPORTERS
 
 
-def is_only_asked_for(module: Module, node: ast.AST) -> bool:
+def is_only_tested_for_presence(module: Module, node: ast.AST) -> bool:
     """Return whether a name is only asked whether it is there, as in `if amp:` or `amp is not None`."""
     parent = module.parent(node)
     if isinstance(parent, ast.Compare):
@@ -128,18 +128,20 @@ def is_only_asked_for(module: Module, node: ast.AST) -> bool:
     return getattr(parent, "test", None) is node
 
 
-def asks_for_apex(module: Module, test: ast.expr) -> bool:
+def asks_only_for_apex(module: Module, test: ast.expr) -> bool:
     """Return whether a test asks for nothing but whether Apex is there, as `amp is not None` does."""
     node = test.left if isinstance(test, ast.Compare) else test
-    return module.resolve(node, follow=False) in ("apex", "apex.amp") and is_only_asked_for(module, node)
+    return module.resolve(node, follow=False) in ("apex", "apex.amp") and is_only_tested_for_presence(
+        module, node
+    )
 
 
 def _is_identity_test(compare: ast.Compare) -> bool:
     return isinstance(compare.ops[0], (ast.Is, ast.IsNot, ast.Eq, ast.NotEq))
 
 
-def answer_question(module: Module, edits: Edits, node: ast.AST) -> list[Finding]:
-    """Answer a question of `is_only_asked_for` with yes; return what is said about it: nothing where
+def answer_availability_question_yes(module: Module, edits: Edits, node: ast.AST) -> list[Finding]:
+    """Answer a question of `is_only_tested_for_presence` with yes; return what is said about it: nothing where
     it must hold."""
     parent = module.parent(node)
     if isinstance(parent, ast.Compare):
@@ -229,7 +231,7 @@ def _take_answer_out(module: Module, edits: Edits, node: ast.expr, value: bool) 
     elif not (
         isinstance(parent, ast.If)
         and parent.test is node
-        and _keep_taken_branch(module, edits, parent, value)
+        and _replace_if_by_taken_branch(module, edits, parent, value)
     ):
         edits.replace(node, str(value))
 
@@ -239,7 +241,7 @@ def _drop_part_of_condition(module: Module, edits: Edits, joint: ast.BoolOp, nod
     kept = [each for each in joint.values if each is not node]
     word = " and " if isinstance(joint.op, ast.And) else " or "
     text = word.join(_parenthesized_source(module, each, joint=len(kept) > 1) for each in kept)
-    was_value = joint.values[-1] is node and not is_only_asked_for(module, kept[0])
+    was_value = joint.values[-1] is node and not is_only_tested_for_presence(module, kept[0])
     edits.replace(joint, expression_as_bool(module, text) if was_value else text)
 
 
@@ -252,7 +254,7 @@ def _parenthesized_source(module: Module, node: ast.expr, *, joint: bool = False
     return f"({text})" if lowest or ("\n" in text and text[-1] not in ")]}") else text
 
 
-def _keep_taken_branch(module: Module, edits: Edits, node: ast.If, value: bool) -> bool:
+def _replace_if_by_taken_branch(module: Module, edits: Edits, node: ast.If, value: bool) -> bool:
     """Put the branch that is taken in the place of an `if`; return False where it is to stay, with a literal."""
     kept = node.body if value else node.orelse
     if module.is_elif(node):

@@ -25,7 +25,7 @@ OF_OTHER_MODULES = frozenset({
 NAMES = CAST_BY_AUTOCAST | {each.rpartition(".")[2] for each in OF_OTHER_MODULES}
 
 
-def find_early_names(module: Module) -> dict[ast.AST, str]:
+def find_early_bindings_of_torch(module: Module) -> dict[ast.AST, str]:
     """Return the statements and expressions that bind functions of torch which autocast casts, with their names.
 
     Those of imports at the top, and those of a function as a value, where the module is imported or a constructor
@@ -63,7 +63,7 @@ def _is_evaluated_early(module: Module, node: ast.AST) -> bool:
     return True
 
 
-def has_early_names(module: Module) -> bool:
+def has_early_bindings_of_torch(module: Module) -> bool:
     """Return whether a module binds a function of torch early."""
     return any(True for _ in _early_bindings(module))
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.branches import never_run_together
 from ampcompare.source.index import Answer, Index, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.read.names import ModuleImports
@@ -118,7 +118,7 @@ class _ForwardFinder:
 
     def _trace_loss(self, backward: BackwardPass) -> bool:
         """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
-        needed = _keys_read_by(backward.loss)
+        needed = _dotted_names_read_in(backward.loss)
         found = self._trace_needed_names(backward.statement, needed, 0)
         if found and not self._tails and backward.function is not None:
             given = {each.arg for each in backward.function.args.args} & needed
@@ -158,7 +158,7 @@ class _ForwardFinder:
                 break
             # one of several losses
             if isinstance(outer, ast.For) and names_bound_in(outer.target) & visit[1]:
-                needed |= _keys_read_by(outer.iter)
+                needed |= _dotted_names_read_in(outer.iter)
             current = outer
         if before is not None:
             self._marks = before
@@ -181,7 +181,7 @@ class _ForwardFinder:
                     below |= self._mark_defining_statements(inner, len(inner), needed)
                 continue
             marked.add(each)
-            needed |= _keys_read_by(each)
+            needed |= _dotted_names_read_in(each)
         if marked:
             self._marks.setdefault(id(block), (block, set()))[1].update(marked)
         return marked | below
@@ -191,12 +191,12 @@ class _ForwardFinder:
         module = self._module
         found = False
         given = module.positional_parameters(function)
-        for node in self._index.calls_of_function(module.scope_from[function])[0]:
+        for node in self._index.possible_calls_and_completeness(module.scope_from[function])[0]:
             if node not in module.scope_of or module.function_around(node) is function:
                 continue
             values = [value for name, value in arguments(node, given).items() if name in needed]
             if values and not any(self._may_call_model(value) for value in values):
-                keys = set().union(*(_keys_read_by(value) for value in values))
+                keys = set().union(*(_dotted_names_read_in(value) for value in values))
                 found = self._trace_needed_names(module.statement_around(node), keys, depth + 1) or found
         return found
 
@@ -224,7 +224,7 @@ class _ForwardFinder:
             name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args
         )
 
-    def _uses_outputs(self, statement: ast.stmt) -> bool:
+    def _uses_marked_model_outputs(self, statement: ast.stmt) -> bool:
         """Return whether a statement reads what a marked one above it in its function got from a model."""
         function = self._module.function_around(statement)
         above = [
@@ -233,13 +233,13 @@ class _ForwardFinder:
             for each in marked
             if each.lineno < statement.lineno
             and self._module.function_around(each) is function
-            and not exclude_each_other(self._module, each, statement)
+            and not never_run_together(self._module, each, statement)
         ]
         outputs: set[str] = set()
         for each in sorted(above, key=lambda one: one.lineno):
-            if self._calls_model(each) or _objects_of_keys(_keys_read_by(each)) & outputs:
-                outputs |= _objects_of_keys(names_bound_in(each))
-        return bool(_objects_of_keys(_keys_read_by(statement)) & outputs)
+            if self._calls_model(each) or _owners_of_dotted_names(_dotted_names_read_in(each)) & outputs:
+                outputs |= _owners_of_dotted_names(names_bound_in(each))
+        return bool(_owners_of_dotted_names(_dotted_names_read_in(statement)) & outputs)
 
     def _runs_between_barriers(
         self, block: Block, marked: set[ast.stmt]
@@ -263,7 +263,9 @@ class _ForwardFinder:
         chosen = [index for index, each in enumerate(run) if each in marked]
         computing = [index for index in chosen if self._may_call_model(run[index])]
         starts = [
-            index for index in computing if self._calls_model(run[index]) or self._uses_outputs(run[index])
+            index
+            for index in computing
+            if self._calls_model(run[index]) or self._uses_marked_model_outputs(run[index])
         ] or computing
         if starts:
             yield run[starts[0]], run[chosen[-1]]
@@ -273,7 +275,7 @@ def _spans_statement(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> boo
     return run[0].lineno <= statement.lineno <= run[1].lineno
 
 
-def _keys_read_by(node: ast.AST) -> set[str]:
+def _dotted_names_read_in(node: ast.AST) -> set[str]:
     """Return the keys that an expression or statement reads, except the functions that it calls."""
     called = {id(each.func) for each in calls_in(node)}
     loaded = [each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Load)]
@@ -281,9 +283,9 @@ def _keys_read_by(node: ast.AST) -> set[str]:
     return {key for key in keys if key is not None and key != "self"}
 
 
-def _objects_of_keys(keys: set[str]) -> set[str]:
+def _owners_of_dotted_names(dotted_names: set[str]) -> set[str]:
     """Return the names of the objects that keys are, or are attributes of; an attribute of `self` is one."""
-    return {".".join(key.split(".")[: 2 if key.startswith("self.") else 1]) for key in keys}
+    return {".".join(key.split(".")[: 2 if key.startswith("self.") else 1]) for key in dotted_names}
 
 
 def _defines_needed_name(statement: ast.stmt, needed: set[str]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampcompare.source.amp_names import ADAPTER, APEX, CORE, is_of_adapter
+from ampcompare.source.amp_names import ADAPTER, APEX, CORE, is_name_of_adapter
 from ampcompare.source.index import Index
 from ampcompare.source.module import Module
 from ampcompare.source.project import MAX_MODULES, ImportIndex, Project
@@ -74,7 +74,7 @@ class Neighbors:
             return
         imports, own = place
         around = imports.files_around(own)
-        reached = [{path, *imports.files_reached_from(path)} for path in (*around, own)]
+        reached = [{path, *imports.files_imported_transitively(path)} for path in (*around, own)]
         for path in around:
             if imports.does_module_answer(path, has_part_of_training):
                 both = {path, own}
@@ -93,9 +93,9 @@ class Neighbors:
             return
         imports, own = place
         for path, _ in self.modules_linked_to(module):
-            apart = own not in imports.files_reached_from(path) and path not in imports.files_reached_from(
-                own
-            )
+            apart = own not in imports.files_imported_transitively(
+                path
+            ) and path not in imports.files_imported_transitively(own)
             if not (apart and _trains_alone(module) and imports.does_module_answer(path, _trains_alone)):
                 yield path
         for path in imports.files_of_project_with(own, frozenset(APEX)) if everywhere else ():
@@ -114,21 +114,24 @@ class Neighbors:
             path
             for path in imports.files_around(own)
             if imports.does_module_answer(path, has_part_of_training)
-            and (path in imports.files_reached_from(own) or own in imports.files_reached_from(path))
+            and (
+                path in imports.files_imported_transitively(own)
+                or own in imports.files_imported_transitively(path)
+            )
         ]
         yield from self.project_of(module).modules_of_files(checking)
 
-    def modules_above(self, module: Module) -> Iterator[tuple[Path, Module]]:
+    def modules_importing_transitively(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the modules of the project that import one, and in turn those that import these."""
         if place := self._imports_and_path(module):
             imports, own = place
-            yield from self.project_of(module).modules_of_files(imports.files_above(own))
+            yield from self.project_of(module).modules_of_files(imports.files_importing_transitively(own))
 
-    def modules_below(self, module: Module) -> Iterator[Module]:
+    def modules_imported_transitively(self, module: Module) -> Iterator[Module]:
         """Yield the modules of the project that one imports, and in turn those that these do."""
         if place := self._imports_and_path(module):
             imports, own = place
-            files = sorted(imports.files_reached_from(own) - {own})
+            files = sorted(imports.files_imported_transitively(own) - {own})
             yield from (each for _, each in self.project_of(module).modules_of_files(files))
 
     def files_of_program(self, module: Module) -> list[Path]:
@@ -151,7 +154,7 @@ class Neighbors:
 
     def user_of_adapter(self, module: Module) -> Path | None:
         """Return the first file that imports the adapter: that of a module, or another one that runs with it."""
-        if any(is_of_adapter(full) for _, _, full in module.imports):
+        if any(is_name_of_adapter(full) for _, _, full in module.imports):
             return self.path or Path()
         place = self._imports_and_path(module)
         if place is None or not place[0].files_of_project_with(place[1], frozenset({ADAPTER})):
@@ -177,7 +180,7 @@ ALONE = Neighbors()
 def initializes_apex(module: Module) -> bool:
     """Return whether a module initializes Apex, or makes an optimizer carry a scaler, as migrated files do."""
     for call in module.calls:
-        if last_name(call.func) == "initialize" and _is_call_of_amp(module, call):
+        if last_name(call.func) == "initialize" and _may_be_call_of_amp(module, call):
             return True
     return any(
         isinstance(node, ast.Attribute) and node.attr == CARRIED and isinstance(node.ctx, ast.Store)
@@ -187,7 +190,7 @@ def initializes_apex(module: Module) -> bool:
 
 def needs_scaler(module: Module) -> bool:
     """Return whether a module scales a loss by Apex, saves its state, or asks an optimizer for its scaler."""
-    if any(last_name(call.func) in NEEDED and _is_call_of_amp(module, call) for call in module.calls):
+    if any(last_name(call.func) in NEEDED and _may_be_call_of_amp(module, call) for call in module.calls):
         return True
     return any(
         isinstance(node, ast.Attribute) and node.attr == CARRIED and isinstance(node.ctx, ast.Load)
@@ -203,12 +206,12 @@ def has_part_of_training(module: Module) -> bool:
 def _trains_alone(module: Module) -> bool:
     """Return whether a module initializes and scales a loss, so that it may train without another one."""
     scales = any(
-        last_name(call.func) == "scale_loss" and _is_call_of_amp(module, call) for call in module.calls
+        last_name(call.func) == "scale_loss" and _may_be_call_of_amp(module, call) for call in module.calls
     )
     return scales and initializes_apex(module)
 
 
-def _is_call_of_amp(module: Module, call: ast.Call) -> bool:
+def _may_be_call_of_amp(module: Module, call: ast.Call) -> bool:
     full = module.resolve(call.func) or ""
     if full.startswith("apex.amp.") and full.removeprefix("apex.amp.") in CORE:
         return True

@@ -106,7 +106,7 @@ SPELLED = "text of "  # before the name of a parameter: what the first function 
 
 
 @dataclass
-class EventOrder:
+class GradientEventOrder:
     """What follows from the order of events.
 
     Attributes:
@@ -158,7 +158,7 @@ class GradientEvent:
         return not conditions_contradict(self.facts, other.facts)
 
 
-def find_event_order(index: Index, sites: Sites) -> EventOrder:
+def find_event_order(index: Index, sites: Sites) -> GradientEventOrder:
     """Return the order of events, of all that the index follows.
 
     Raises:
@@ -502,10 +502,10 @@ class _EventFollower(CallFollower):
             }
         for name, value in arguments(call, function.module.positional_parameters(node)).items():
             if dotted_name(value) is not None or isinstance(value, ast.Constant):
-                found[SPELLED + name] = ast.unparse(self.substitute_arguments(value, frame))
+                found[SPELLED + name] = ast.unparse(self.condition_with_caller_arguments(value, frame))
         return found
 
-    def spell_condition_part(self, test: ast.expr, frame: CallFrame) -> ast.expr:
+    def condition_part_in_root_names(self, test: ast.expr, frame: CallFrame) -> ast.expr:
         head, dot, rest = (dotted_name(test) or "").partition(".")
         text = frame.names.get(SPELLED + head)
         return test if text is None else expression_of_condition(text + dot + rest) or test
@@ -573,11 +573,11 @@ class _OrderProof:
         self._index = index
         self._sites = sites
         self._module = index.module
-        self._order = EventOrder()
+        self._order = GradientEventOrder()
         self._met: set[int] = set()
         self._steps_fed: dict[int, set[bool]] = {}
 
-    def prove_order(self) -> EventOrder:
+    def prove_order(self) -> GradientEventOrder:
         events = _EventFollower(self._index, self._sites)
         seen: set[int] = set()
         if not self._sites.backwards and not self._sites.steps:
@@ -633,7 +633,7 @@ class _OrderProof:
             if isinstance(scope.node, (ast.ClassDef, ast.Lambda)):  # no block can be in them
                 waiting.append(scope.module.top)
                 continue
-            calls, complete = self._index.calls_of_function(scope)
+            calls, complete = self._index.possible_calls_and_completeness(scope)
             outer = [self._index.scope_of_call(call) for call in calls]
             waiting += outer
             if not outer or not complete:
@@ -803,7 +803,7 @@ class _OrderProof:
         if not steps:
             self._refuse_block_without_step(trace, block, name)
             return
-        self._refuse_unscaled_above(trace, block, name)
+        self._refuse_unscaled_gradients_before(trace, block, name)
         between = window if steps else []
         last = max(self._events_behind(trace, block).index(step) for step in steps)
         inside = self._events_behind(trace, block)[: last + 1]
@@ -834,7 +834,9 @@ class _OrderProof:
                     "still scaled in the others; read them next to the step",
                 )
 
-    def _refuse_unscaled_above(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
+    def _refuse_unscaled_gradients_before(
+        self, trace: list[GradientEvent], block: GradientEvent, name: str
+    ) -> None:
         """Refuse gradients that a backward pass without scale has left since they were cleared: a scaler divides them.
 
         Such as those of an attack on the inputs, which reach the weights too.
@@ -940,7 +942,7 @@ class _OrderProof:
                 "gradients",
                 "gradients,parameters",
             ) and self._does_each_step_function_lead_to(block, event, steps):
-                self._add_read(event, steps)
+                self._record_read_by_step_function(event, steps)
             else:
                 raise UnsureRewrite(
                     block.node,
@@ -948,7 +950,7 @@ class _OrderProof:
                 )
         elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
             if self._does_each_step_function_lead_to(block, event, steps):
-                self._add_read(event, steps)
+                self._record_read_by_step_function(event, steps)
                 self._order.lifted.add(id(event.node))
             elif event.site is not None:
                 return
@@ -1006,7 +1008,7 @@ class _OrderProof:
             leading
         )
 
-    def _add_read(self, event: GradientEvent, steps: list[GradientEvent]) -> None:
+    def _record_read_by_step_function(self, event: GradientEvent, steps: list[GradientEvent]) -> None:
         """Let the statement of a step's function that leads to a read of gradients count as the read."""
         scope = steps[0].scope
         node = next(node for one, node in event.calls if one is scope)

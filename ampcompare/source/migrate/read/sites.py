@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.source.amp_names import CORE
-from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.branches import never_run_together
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index, functions_of_callee
 from ampcompare.source.migrate.read.finding import UnsureRewrite
@@ -324,7 +324,7 @@ def _why_step_is_apart(module: Module, sites: Sites, backward: ast.Call, step: s
 
 def _excludes_all_blocks(module: Module, node: ast.AST, blocks: list[BackwardPass]) -> bool:
     """Return whether a place never runs together with any of some blocks."""
-    return all(exclude_each_other(module, node, each.statement) for each in blocks)
+    return all(never_run_together(module, node, each.statement) for each in blocks)
 
 
 def _is_scaled_loss(loss: ast.expr) -> bool:
@@ -357,7 +357,7 @@ def _find_optimizer_of_next_step(module: Module, backward: ast.Call) -> str | No
     for call, stepped in module.method_calls("step"):
         name = _optimizer_key_of(module, stepped)
         is_below = call.lineno >= backward.lineno and function in (None, *module.functions_around(call))
-        if is_below and name in zeroed and not exclude_each_other(module, call, backward):
+        if is_below and name in zeroed and not never_run_together(module, call, backward):
             below.append((call.lineno, name))
     return min(below)[1] if below else None
 
@@ -417,7 +417,7 @@ def _functions_reaching(index: Index, functions: set[Function | None]) -> set[Fu
     module, found = index.module, set[Function | None]()
     waiting = [each for each in functions if each is not None]
     while waiting:
-        calls, _ = index.calls_of_function(module.scope_from[waiting.pop()])
+        calls, _ = index.possible_calls_and_completeness(module.scope_from[waiting.pop()])
         for call in calls:
             caller = module.function_around(call) if call in module.scope_of else None
             if call in module.scope_of and caller not in found:

@@ -65,7 +65,7 @@ MAX_DIMS = 2  # that a reduction may take away from a tensor without making a nu
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.FloorDiv)
 
 
-class NumberFinder:
+class ScalarTensorFinder:
     """Tells which expressions of a module may be tensors that hold one number."""
 
     def __init__(self, module: Module) -> None:
@@ -74,7 +74,7 @@ class NumberFinder:
         self._known: dict[tuple[Scope, str], Shapes] = {}
         self._asked: set[tuple[Scope, str]] = set()
 
-    def mixed_nodes(self, nodes: Iterable[ast.AST]) -> list[ast.expr | ast.AugAssign]:
+    def nodes_mixing_scalar_tensors(self, nodes: Iterable[ast.AST]) -> list[ast.expr | ast.AugAssign]:
         """Return the arithmetic among nodes in which such a number meets another tensor, or goes to a function."""
         nodes, before = list(nodes), None
         found: list[ast.expr | ast.AugAssign] = []
@@ -119,7 +119,7 @@ class NumberFinder:
 
     def _passes_number(self, call: ast.Call) -> bool:
         """Return whether a function of the module, or a method of the class, gets such a number."""
-        if self._own_function(call, self._module.scope_of.get(call, self._module.top)) is None:
+        if self._function_of_module_or_class(call, self._module.scope_of.get(call, self._module.top)) is None:
             return False
         return any(Shape.NUMBER in self._shapes_of(each) for each in argument_values(call))
 
@@ -223,7 +223,7 @@ class NumberFinder:
 
     def _shapes_of_call(self, call: ast.Call, scope: Scope) -> Shapes:
         name, receivers = last_name(call.func), self._receivers_of(call)
-        if computes_loss(call):
+        if is_loss_call(call):
             is_of_each = any(
                 one.arg == "reduction"
                 and isinstance(one.value, ast.Constant)
@@ -293,7 +293,7 @@ class NumberFinder:
 
     def _shapes_of_own_function(self, call: ast.Call, scope: Scope) -> Shapes:
         """Return what a function of the module, or a method of the class, returns; a tensor for any other."""
-        function = self._own_function(call, scope)
+        function = self._function_of_module_or_class(call, scope)
         if function is None:
             return TENSOR
         returned = [
@@ -303,13 +303,13 @@ class NumberFinder:
         ]
         return self._shapes_of_any((function, "return"), returned)
 
-    def _own_function(self, call: ast.Call, scope: Scope) -> Scope | None:
+    def _function_of_module_or_class(self, call: ast.Call, scope: Scope) -> Scope | None:
         text = dotted_name(call.func) or ""
         home = scope.owner if text.startswith("self.") else self._module.top
         return home.functions.get(text.removeprefix("self.")) if home is not None else None
 
 
-def computes_loss(call: ast.Call) -> bool:
+def is_loss_call(call: ast.Call) -> bool:
     """Return whether a loss is called, by its name: a function, a layer, or a layer where it is made."""
     maker = call.func.func if isinstance(call.func, ast.Call) else call.func
     return bool(LOSS.search(last_name(maker)))

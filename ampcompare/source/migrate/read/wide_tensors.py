@@ -25,7 +25,7 @@ from ampcompare.source.migrate.read.wide_numbers import (
     OF_PYTHON,
     OPERATORS,
     WEIGHTS,
-    computes_loss,
+    is_loss_call,
 )
 from ampcompare.source.syntax import argument_values, dotted_name, last_name, walk
 
@@ -51,7 +51,9 @@ class WideTensorFinder:
         self._forwards = forwards
         self._known: dict[tuple[Scope, str], bool] = {}
 
-    def nodes_in_place(self, nodes: Iterable[ast.AST]) -> list[ast.expr | ast.AugAssign]:
+    def inplace_arithmetic_with_wide_operand(
+        self, nodes: Iterable[ast.AST]
+    ) -> list[ast.expr | ast.AugAssign]:
         """Return the arithmetic in place among nodes whose other operand may be fp32, or that is a power."""
         found: list[ast.expr | ast.AugAssign] = []
         for node in nodes:
@@ -74,7 +76,7 @@ class WideTensorFinder:
         text, scope = dotted_name(target) or "", self._module.scope_of.get(node, self._module.top)
         values = self._module.values_of(text, scope) or []
         return bool(values) and all(
-            isinstance(each, ast.Constant) or (isinstance(each, ast.Call) and computes_loss(each))
+            isinstance(each, ast.Constant) or (isinstance(each, ast.Call) and is_loss_call(each))
             for each in values
         )
 

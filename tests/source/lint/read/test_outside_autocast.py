@@ -3,7 +3,7 @@
 import pytest
 
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
+from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes
 
 HEAD = """import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ def _fix(body: str, enter: str = 'with torch.autocast("cuda"):') -> str:
     text = f"{HEAD}def train(model, x, y, losses):\n    {enter}\n" + "".join(
         f"        {line}\n" for line in body.split("\n")
     )
-    selection = Selection(select=("AMP230",))
+    selection = LintSelection(select=("AMP230",))
     found = check_text(text, selection.reports_code)
     assert found
     fixed, left, _ = fixed_text_rest_and_num_fixes(text, found, selection)

@@ -3,7 +3,7 @@
 import pytest
 
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
+from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes
 from ampcompare.source.versions import Versions
 
 BEFORE = """import torch
@@ -24,7 +24,7 @@ OLD_SWITCHES = "\n".join(BEFORE.splitlines()[4:7]) + "\n"
 
 
 def _fixed(text: str, versions: Versions) -> str:
-    selection = Selection(select=("AMP313", "AMP314"), versions=versions)
+    selection = LintSelection(select=("AMP313", "AMP314"), versions=versions)
     return fixed_text_rest_and_num_fixes(text, check_text(text, selection.reports_code, versions), selection)[
         0
     ]
@@ -111,7 +111,7 @@ def test_a_torch_without_the_new_names_of_amp_keeps_the_old_ones() -> None:
 )
 def test_uses_of_amp_are_renamed_with_their_import(before: str, after: str) -> None:
     """Under any name; arguments by position get their names, since their order is another."""
-    selection = Selection(select=("AMP302", "AMP303"))
+    selection = LintSelection(select=("AMP302", "AMP303"))
     assert (
         fixed_text_rest_and_num_fixes(before, check_text(before, selection.reports_code), selection)[0]
         == after

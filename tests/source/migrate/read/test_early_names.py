@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
-from ampcompare.source.migrate.read.early_names import find_early_names
+from ampcompare.source.migrate.read.early_names import find_early_bindings_of_torch
 from ampcompare.source.module import Module
 
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
@@ -32,7 +32,7 @@ HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
     ],
 )
 def test_names_that_are_bound_where_a_module_is_imported_or_a_model_made(text: str, names: list[str]) -> None:
-    assert list(find_early_names(Module(HEAD + text)).values()) == names
+    assert list(find_early_bindings_of_torch(Module(HEAD + text)).values()) == names
 
 
 TRAIN = """{0}

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from ampcompare.source.migrate.read.networks import network_classes
-from ampcompare.source.migrate.read.wide_numbers import NumberFinder
+from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import walk
 
@@ -96,7 +96,7 @@ def _mixed(lines: str) -> list[str]:
     indented = "".join(f"        {line}\n" for line in lines.splitlines())
     module = Module(NETWORK.format(lines=indented))
     nodes = [node for network in network_classes(module) for node in walk(network)]
-    return [ast.unparse(each) for each in NumberFinder(module).mixed_nodes(nodes)]
+    return [ast.unparse(each) for each in ScalarTensorFinder(module).nodes_mixing_scalar_tensors(nodes)]
 
 
 @pytest.mark.parametrize("lines", MIXED.values(), ids=MIXED)

@@ -59,7 +59,9 @@ ALIKE = {
 def _found(lines: str) -> list[str]:
     module = Module(NETWORK.format(lines="".join(f"        {line}\n" for line in lines.splitlines())))
     nodes = [node for network in network_classes(module) for node in walk(network)]
-    return [ast.unparse(each) for each in WideTensorFinder(module).nodes_in_place(nodes)]
+    return [
+        ast.unparse(each) for each in WideTensorFinder(module).inplace_arithmetic_with_wide_operand(nodes)
+    ]
 
 
 @pytest.mark.parametrize("lines", MIXED.values(), ids=MIXED)
@@ -85,7 +87,7 @@ def test_what_a_model_gets_is_fp32_until_it_is_bound_again(lines: str, expected:
     module = Module(NETWORK.format(lines="".join(f"        {line}\n" for line in lines.splitlines())))
     (forward,) = [scope for scope in module.scopes if getattr(scope.node, "name", "") == "forward"]
     nodes = [node for network in network_classes(module) for node in walk(network)]
-    assert len(WideTensorFinder(module, [forward]).nodes_in_place(nodes)) == expected
+    assert len(WideTensorFinder(module, [forward]).inplace_arithmetic_with_wide_operand(nodes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,9 +96,9 @@ def test_what_a_model_gets_is_fp32_until_it_is_bound_again(lines: str, expected:
 def test_what_either_computes_in_fp32_may_be_wide(name: str) -> None:
     """One list says what O1 and autocast compute in fp32, for this and for notes."""
     module = Module(f"import torch\ndef f(x, y):\n    x += torch.{name}(y)\n")
-    assert WideTensorFinder(module).nodes_in_place(module.nodes)
+    assert WideTensorFinder(module).inplace_arithmetic_with_wide_operand(module.nodes)
 
 
 def test_products_of_either_are_not_wide() -> None:
     module = Module("import torch\ndef f(x, y):\n    x += torch.addmm(y.float(), y.float(), y.float())\n")
-    assert not WideTensorFinder(module).nodes_in_place(module.nodes)
+    assert not WideTensorFinder(module).inplace_arithmetic_with_wide_operand(module.nodes)
