@@ -464,7 +464,7 @@ class Module(SourceText):
                     return _public_full_name(full, rest)
                 if head in one.functions:
                     return None  # its own, which stands below the imports
-            values = one.values.get(head)
+            values = None if head in one.globals else one.values.get(head)
             if values is not None and not (len(values) == 1 and dotted_name(values[0]) == head):
                 return self._resolve_through_value(values, one, rest, depth) if follow else None
             if head in one.parameters and head != "self" and follow:

@@ -22,6 +22,7 @@ TRAINING = INITIALIZE + LOOP + STEP
 REASONS = {
     "apex.amp is used as a value here": TRAINING + "helper(amp)  #!",
     "amp is bound to something else here": INITIALIZE + LOOP + STEP + "if fp32:\n    amp = None  #!",
+    "this puts another module in the place of Apex": TRAINING + "sys.modules['apex.amp'] = fake  #!",
     "FusedSGD is bound to something else here": (
         "if fused:\n    from apex.optimizers import FusedSGD\nelse:\n    FusedSGD = None  #!"
     ),

@@ -11,8 +11,11 @@ from ampcompare.source.migrate.adapter.mark import INNER, ITSELF, OFFERED
 from ampcompare.source.migrate.read.apex_callers import find_apex_callers
 from ampcompare.source.migrate.read.apex_guards import (
     FINDERS,
+    apex_text_of,
     findings_of_texts_naming_apex,
     is_only_tested_for_presence,
+    is_table_of_loaded_modules,
+    places_replacing_apex,
 )
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
@@ -338,14 +341,7 @@ def _apex_availability_question_findings(module: Module, always: Iterable[ast.Tr
         if one is not None and any(_ways_chosen_in_handler(module, each))
     ]
     asking = _nodes_asking_for_apex(module, [each for each in always if kept[each] is None])
-    put = [
-        Finding.of_node(each, NOTE, REPLACED)
-        for each in module.nodes
-        if isinstance(each, ast.Subscript)
-        and isinstance(each.ctx, ast.Store)
-        and _is_table_of_loaded_modules(module, each.value)
-        and _apex_text_of(each.slice)
-    ]
+    put = [Finding.of_node(each, NOTE, REPLACED) for each in places_replacing_apex(module)]
     return by_hand + still + put + [Finding.of_node(each, NOTE, ALWAYS_THERE) for each in asking]
 
 
@@ -546,12 +542,6 @@ def _import_of_kept_names(statement: ast.Import | ast.ImportFrom, kept: list[ast
     ]
 
 
-def _apex_text_of(node: ast.AST) -> str:
-    """Return a constant string that names Apex or a module of it, else ""."""
-    value = node.value if isinstance(node, ast.Constant) else None
-    return value if isinstance(value, str) and value.split(".")[0] == "apex" else ""
-
-
 def _apex_lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
     """Yield the strings by which a module looks for Apex, with their values."""
     for node in module.nodes:
@@ -559,28 +549,22 @@ def _apex_lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
             isinstance(node, ast.Call)
             and node.args
             and last_name(node.func) in LOOKUPS
-            and _apex_text_of(node.args[0])
+            and apex_text_of(node.args[0])
         ):
-            yield node.args[0], _apex_text_of(node.args[0])
+            yield node.args[0], apex_text_of(node.args[0])
         elif (
             isinstance(node, ast.Subscript)
             and isinstance(node.ctx, ast.Load)
-            and _is_table_of_loaded_modules(module, node.value)
-            and _apex_text_of(node.slice)
+            and is_table_of_loaded_modules(node.value)
+            and apex_text_of(node.slice)
         ):
-            yield node.slice, _apex_text_of(node.slice)
+            yield node.slice, apex_text_of(node.slice)
         elif (
             isinstance(node, ast.Compare)
-            and _apex_text_of(node.left)
-            and _is_table_of_loaded_modules(module, node.comparators[0])
+            and apex_text_of(node.left)
+            and is_table_of_loaded_modules(node.comparators[0])
         ):
-            yield node.left, _apex_text_of(node.left)
-
-
-def _is_table_of_loaded_modules(module: Module, node: ast.AST) -> bool:
-    """Return whether an expression is `sys.modules`, or its keys."""
-    node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
-    return isinstance(node, ast.Attribute) and node.attr == "modules" and root_name(node) == "sys"
+            yield node.left, apex_text_of(node.left)
 
 
 def _calls_asking_version(module: Module) -> Iterator[ast.Call]:
@@ -589,6 +573,6 @@ def _calls_asking_version(module: Module) -> Iterator[ast.Call]:
             isinstance(node, ast.Call)
             and node.args
             and last_name(node.func) in VERSIONS
-            and _apex_text_of(node.args[0])
+            and apex_text_of(node.args[0])
         ):
             yield node

@@ -33,12 +33,14 @@ from ampcompare.source.migrate.read.apex_guards import (
     SWITCHED,
     is_only_tested_for_presence,
     names_switched_by_script,
+    places_replacing_apex,
 )
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.forward import ForwardPasses, find_forward_passes
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
 from ampcompare.source.migrate.read.order import BLOCK, find_event_order, is_backward_pass, is_step_or_read
+from ampcompare.source.migrate.read.rebinding import UNSEEN, names_bound_by_text
 from ampcompare.source.migrate.read.sites import (
     BackwardPass,
     InitializeCall,
@@ -89,6 +91,10 @@ NATIVE_TOO = (
     "a GradScaler scales a loss of this file too, and which loss this step follows is not known; remove the branch of "
     "Apex by hand"
 )
+NAMES_UNSEEN = (
+    "this binds names of the module that are not seen; what it puts in the place of Apex acts no longer"
+)
+REPLACED = "this puts another module in the place of Apex, whose functions the calls of this file may be"
 NAMED = (
     "{0} gets a model, and nothing is known of it but its name, which does not speak of gradients: they are still "
     "scaled there; it must not read or change them"
@@ -124,6 +130,8 @@ def rewrite_core(
     sites.backwards = [each for each in sites.backwards if id(each.node) not in order.plain]
     forward = ForwardPasses() if fp16_level_of_file(sites) else find_forward_passes(index, names, sites)
     core = ApexCore(module, index, around, names, edits, torch, sites, planned, order, forward)
+    for node in [each for each, text in names_bound_by_text(module) if text == UNSEEN]:
+        core.add_note(node, NAMES_UNSEEN)
     for call, name in calls_given_loss_and_optimizer(core):
         raise UnsureRewrite(call, HANDED_ON.format(name))
     for backward in forward.missing:
@@ -135,8 +143,8 @@ def rewrite_core(
     for first, last in forward.regions:
         if not core.is_in_disable_casts_block(first):
             edits.put_under_header(first, last, core.autocast_line)
-    for place, node in order.named.items():
-        core.add_note(node, NAMED.format(place))
+    for place, named in order.named.items():
+        core.add_note(named, NAMED.format(place))
     insert_unscale_and_replace_masters(core)
     for backward in sites.backwards:
         _rewrite_backward(core, backward)
@@ -215,8 +223,11 @@ def _refuse_apex_passed_on(module: Module, names: ModuleImports) -> None:
         if isinstance(module.parent(statement), ast.ClassDef):
             raise UnsureRewrite(statement, PASSED_ON.format("apex"))
     for name, node in names_switched_by_script(module, names).items():
-        if names.full_name_of(node) in ("apex", "apex.amp"):
+        meanings = {names.full_name_of(node), *module.top.imports.get(name, ())}
+        if any(each == "apex" or (each or "").startswith("apex.amp") for each in meanings):
             raise UnsureRewrite(node, SWITCHED.format(name))
+    for place in places_replacing_apex(module):
+        raise UnsureRewrite(place, REPLACED)
 
 
 def _refuse_scaling_by_library(module: Module, initialize: InitializeCall) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from ampcompare.source.amp_names import APEX
@@ -10,10 +11,11 @@ from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import expression_as_bool
+from ampcompare.source.migrate.read.rebinding import names_bound_by_text
 from ampcompare.source.migrate.read.replacement_table import IMPORTED
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
-from ampcompare.source.syntax import SourceInvalid, dotted_name, is_literal, last_name
+from ampcompare.source.syntax import SourceInvalid, dotted_name, is_literal, last_name, root_name
 
 ANSWERED = (
     "this asked for Apex, which the result does not import; the answer is yes now, also where Apex is missing"
@@ -128,6 +130,26 @@ def is_only_tested_for_presence(module: Module, node: ast.AST) -> bool:
     return getattr(parent, "test", None) is node
 
 
+def apex_text_of(node: ast.AST) -> str:
+    """Return a constant string that names Apex or a module of it, else ""."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) and value.split(".")[0] == "apex" else ""
+
+
+def is_table_of_loaded_modules(node: ast.AST) -> bool:
+    """Return whether an expression is `sys.modules`, or its keys."""
+    node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
+    return isinstance(node, ast.Attribute) and node.attr == "modules" and root_name(node) == "sys"
+
+
+def places_replacing_apex(module: Module) -> Iterator[ast.Subscript]:
+    """Yield where a module puts another one in the place of Apex, as by `sys.modules["apex"] = fake`."""
+    for each in module.nodes:
+        if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Store):
+            if is_table_of_loaded_modules(each.value) and apex_text_of(each.slice):
+                yield each
+
+
 def asks_only_for_apex(module: Module, test: ast.expr) -> bool:
     """Return whether a test asks for nothing but whether Apex is there, as `amp is not None` does."""
     node = test.left if isinstance(test, ast.Compare) else test
@@ -155,13 +177,13 @@ def answer_availability_question_yes(module: Module, edits: Edits, node: ast.AST
     )
 
 
-def names_switched_by_script(module: Module, names: ModuleImports) -> dict[str, ast.Name]:
+def names_switched_by_script(module: Module, names: ModuleImports) -> dict[str, ast.AST]:
     """Return the names of Apex that a script binds to something else by its own choice, each with the place.
 
     What is bound where an import fails, or above such an import, stands for a missing Apex; what has the twin of torch
     stands for that.
     """
-    found: dict[str, ast.Name] = {}
+    found: dict[str, ast.AST] = {}
     for node, meaning in names.uses:
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Store):
             continue
@@ -170,7 +192,27 @@ def names_switched_by_script(module: Module, names: ModuleImports) -> dict[str, 
         if is_twin or _is_default_without_apex(module, names, node):
             continue
         found.setdefault(node.id, node)
+    own = {name for name, full in module.top.imports.items() if any(map(_is_of_apex, full))}
+    for place, name in (*names_bound_by_text(module), *_names_bound_globally(module)):
+        if name in own:
+            found.setdefault(name, place)
     return found
+
+
+def _is_of_apex(full: str) -> bool:
+    return full.partition(".")[0] in APEX
+
+
+def _names_bound_globally(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the functions, classes and imports of other packages that a function binds as names of the module."""
+    for scope in module.scopes:
+        for name in scope.globals & scope.functions.keys():
+            yield scope.functions[name].node, name
+    for statement, alias, full in module.imports:
+        name = alias.asname or alias.name.partition(".")[0]
+        in_handler = any(isinstance(each, ast.ExceptHandler) for each in module.ancestors(statement))
+        if name in module.scope_of[statement].globals and not (_is_of_apex(full) or in_handler):
+            yield statement, name
 
 
 def _is_default_without_apex(module: Module, names: ModuleImports, node: ast.Name) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import ADAPTER, APEX, CORE, is_name_of_adapter
 from ampcompare.source.index import Index
+from ampcompare.source.migrate.read.rebinding import OF_ATTRIBUTES
 from ampcompare.source.module import Module
 from ampcompare.source.project import MAX_MODULES, ImportIndex, Project
-from ampcompare.source.syntax import dotted_name, last_name
+from ampcompare.source.syntax import argument, dotted_name, is_literal, last_name
 
 # the attribute of an optimizer by which files that an earlier version migrated share a scaler
 CARRIED = "grad_scaler"
@@ -242,3 +243,6 @@ def _names_imported_or_read_from(
     for node in module.nodes if own else ():
         if isinstance(node, ast.Attribute) and node.attr in names and dotted_name(node.value) in own:
             yield node.attr
+        elif isinstance(node, ast.Call) and node.args and dotted_name(node.args[0]) in own:
+            given = argument(node, "name", 1) if last_name(node.func) in OF_ATTRIBUTES else None
+            yield from [each for each in names if is_literal(given, each)]

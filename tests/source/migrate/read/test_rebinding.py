@@ -1,0 +1,109 @@
+"""Names of Apex that a script binds to something else where no statement of the module says so."""
+
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
+
+TRAIN = """\
+import sys
+from unittest import mock
+
+import mine
+import torch
+from apex import amp
+{0}
+
+def train():
+    model = torch.nn.Linear(8, 2).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+    for step in range(4):
+        loss = model(torch.ones(4, 8, device="cuda")).float().pow(2).mean()
+        optimizer.zero_grad()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    {1}
+    train()
+"""
+REBINDING = {
+    "global, a value": ("def off():\n    global amp\n    amp = mine.Fake()", "off()"),
+    "global, a loop": ("def off():\n    global amp\n    for amp in [mine]:\n        pass", "off()"),
+    "global, with": ("def off():\n    global amp\n    with mine.fake() as amp:\n        pass", "off()"),
+    "global, an import": ("def off():\n    global amp\n    from mine import amp", "off()"),
+    "global, a class": ("def off():\n    global amp\n    class amp:\n        pass", "off()"),
+    "globals": ("", "globals()['amp'] = mine.Fake()"),
+    "globals, deleted": ("", "del globals()['amp']"),
+    "globals, in a function": ("def off():\n    globals()['amp'] = None", "off()"),
+    "update by name": ("", "globals().update(amp=mine.Fake())"),
+    "update by a dict": ("", "globals().update({'amp': mine.Fake()})"),
+    "setdefault": ("", "globals().pop('amp')"),
+    "vars": ("", "vars()['amp'] = mine.Fake()"),
+    "locals": ("", "locals()['amp'] = mine.Fake()"),
+    "setattr": ("", "setattr(sys.modules[__name__], 'amp', mine.Fake())"),
+    "an attribute": ("", "sys.modules[__name__].amp = mine.Fake()"),
+    "an attribute of a name": ("this = sys.modules['__main__']", "this.amp = mine.Fake()"),
+    "the table of a module": ("", "sys.modules[__name__].__dict__['amp'] = mine.Fake()"),
+    "vars of a module": ("", "vars(sys.modules[__name__])['amp'] = mine.Fake()"),
+    "a patch": ("", "mock.patch.object(sys.modules[__name__], 'amp').start()"),
+}
+KEEPING = {
+    "another name": ("", "globals()['seed'] = 1"),
+    "a value that is read": ("", "print(globals()['amp'], vars(mine))"),
+    "vars of a function": ("def off():\n    vars()['amp'] = 1", "off()"),
+    "another module": ("", "setattr(mine, 'amp', 1)"),
+    "a global of its own": ("def off():\n    global seed\n    seed = 1", "off()"),
+    "Apex or nothing": (
+        "def load():\n    global amp\n    try:\n        from apex import amp\n    except ImportError: amp = None",
+        "load()",
+    ),
+}
+
+
+def _lines(folder: Path, top: str, main: str) -> list[str]:
+    (folder / "train.py").write_text(TRAIN.format(top, main))
+    (folder / "mine.py").write_text("")
+    choice = choose_rewrite_or_adapter([folder / "train.py"], only_ordinary=False)
+    return [line for each in choice.files for line in each.lines()]
+
+
+@pytest.mark.parametrize("case", REBINDING)
+def test_a_name_that_is_bound_to_something_else_leaves_the_file(tmp_path: Path, case: str) -> None:
+    (line,) = _lines(tmp_path, *REBINDING[case])
+    assert "by hand: amp is bound to something else here" in line
+
+
+@pytest.mark.parametrize("case", KEEPING)
+def test_what_binds_no_name_of_apex_stays(tmp_path: Path, case: str) -> None:
+    assert not [line for line in _lines(tmp_path, *KEEPING[case]) if "bound" in line or "binds" in line]
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "globals().update(vars(mine))",
+        "for key in vars(mine): globals()[key] = 1",
+        "globals().update({**vars(mine)})",
+    ],
+)
+def test_names_that_are_not_seen_have_a_note(tmp_path: Path, main: str) -> None:
+    (line,) = _lines(tmp_path, "", main)
+    assert "note: this binds names of the module that are not seen" in line
+
+
+def test_another_module_in_the_place_of_apex_leaves_the_file(tmp_path: Path) -> None:
+    (line,) = _lines(tmp_path, "", "sys.modules['apex.amp'] = mine")
+    assert "by hand: this puts another module in the place of Apex" in line
+
+
+@pytest.mark.parametrize("line", ["setattr(train, 'amp', None)", "mock.patch.object(train, 'amp')"])
+def test_a_name_that_another_file_binds_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "run.py").write_text(f"from unittest import mock\nimport train\n{line}\ntrain.train()\n")
+    (tmp_path / "pyproject.toml").write_text("")
+    said = _lines(tmp_path, "", "pass")
+    assert any("by hand: run.py has amp from here" in each for each in said)
