@@ -3,7 +3,7 @@
 import sys
 
 from ampcompare.base.version import __version__
-from ampcompare.cli.output import discard_buffered_output, open_standard_streams
+from ampcompare.cli.output import discard_buffered_output, replace_closed_standard_streams
 
 COMMANDS = {
     "run": "Train one arm and print its row.",
@@ -78,7 +78,7 @@ def help_overview_text() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; errors meant for users are one line on stderr."""
-    open_standard_streams()
+    replace_closed_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     if words in (["-h"], ["--help"]):
         return _write_output_and_exit_code(help_overview_text())

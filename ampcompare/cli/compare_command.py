@@ -10,17 +10,22 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import format_ordinal
 from ampcompare.base.option_rules import refusal_sentence, rule_of_need
-from ampcompare.cli.comparison_output import details_option, show_comparison, show_failed_checks, show_plan
-from ampcompare.cli.forms import AllNamesBut, Form, form_asked_by, plain_form
+from ampcompare.cli.comparison_output import details_option, show_comparison, show_failed_gates, show_plan
+from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form, form_asked_by
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import (
     add_launch_options,
     count_processes_asked_for,
     options_from_parameters,
-    save_at_signals,
+    save_and_end_at_signals,
 )
-from ampcompare.cli.output import note_on_stderr
-from ampcompare.cli.settings import ScriptCommand, add_script_options, print_script_metrics, request_from
+from ampcompare.cli.output import print_folded_on_stderr
+from ampcompare.cli.settings import (
+    ScriptCommand,
+    add_script_options,
+    print_script_metrics,
+    settings_request_from,
+)
 from ampcompare.cli.shared_options import (
     ARM_FLAGS,
     SETTING_OPTIONS,
@@ -71,7 +76,7 @@ LIST_METRICS = form_asked_by(
 )
 DRY_RUN = form_asked_by("--dry-run", "dry_run", AllNamesBut(("resume_args", "emit_cells")))
 EMIT_CELLS = form_asked_by("--emit-cells", "emit_cells", AllNamesBut(("resume_args",)))
-FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, plain_form(AllNamesBut(("resume_args",))))
+FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, default_form(AllNamesBut(("resume_args",))))
 RULES = (
     rule_of_need(
         "--verify-resume STEP",
@@ -219,7 +224,7 @@ compare_option = option_factory(CompareOptions)
 )
 @compare_option("--tensorboard", type=FOLDER, group=OUTPUT)
 @compare_option("--junit", type=FILE, group=OUTPUT)
-def command(asked: Form, **parameters: Any) -> int:
+def command(asked: CommandForm, **parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.
 
     All arms of one seed start from the same weights and see the same batches. Running the same command again resumes
@@ -238,10 +243,10 @@ def command(asked: Form, **parameters: Any) -> int:
     with ProgressDisplay(
         quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds
     ) as display:
-        outcome = run_comparison(options, observer=display, while_running=save_at_signals)
+        outcome = run_comparison(options, observer=display, while_running=save_and_end_at_signals)
     show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
     outcome.write_junit()
-    show_failed_checks(outcome, quiet=quiet)
+    show_failed_gates(outcome, quiet=quiet)
     return outcome.exit_code
 
 
@@ -308,7 +313,9 @@ def _write_capsule_of_script(options: CompareOptions, step: int) -> int:
     return keep_step_in_capsule(target, settings, step, Path("capsule.pt").absolute())
 
 
-def run_instead_of_comparison(asked: Form, options: CompareOptions, parameters: dict[str, Any]) -> int | None:
+def run_instead_of_comparison(
+    asked: CommandForm, options: CompareOptions, parameters: dict[str, Any]
+) -> int | None:
     """Do what is asked for in the place of a comparison, and return the exit code; None for a comparison."""
     from ampcompare.experiment.compare import plan_comparison, preflight_planned_rows, write_cell_commands
     from ampcompare.experiment.preflight import require_own_run_of_each_seed, require_trainable_arm
@@ -340,7 +347,7 @@ def run_instead_of_comparison(asked: Form, options: CompareOptions, parameters: 
 
 def compare_options_from_parameters(parameters: dict[str, Any]) -> CompareOptions:
     """Return what the parameters of the command ask for."""
-    request = request_from({**parameters, "processes": count_processes_asked_for(parameters)})
+    request = settings_request_from({**parameters, "processes": count_processes_asked_for(parameters)})
     budget = None if parameters["budget"] is None else parse_seconds("--budget", parameters["budget"])
     options = options_from_parameters(
         CompareOptions, parameters, arms=_arms_from_flags(parameters), budget=budget, sweep=None
@@ -352,7 +359,7 @@ def compare_options_from_parameters(parameters: dict[str, Any]) -> CompareOption
     )
     if re.fullmatch("[1-9][0-9]*", parameters["seeds"] or "") and not parameters["quiet"]:
         seed = int(parameters["seeds"])
-        note_on_stderr(
+        print_folded_on_stderr(
             f"note: --seeds {seed} is one seed, the {format_ordinal(seed + 1)}; {seed} seeds are --seeds 0-{seed - 1}"
         )
     return options

@@ -12,7 +12,7 @@ from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.formatting import format_count, format_duration, format_mebibytes, printable_line
 from ampcompare.cli.help import OUTPUT, option
-from ampcompare.cli.output import note_on_stderr, print_document, print_json
+from ampcompare.cli.output import print_document, print_folded_on_stderr, print_json
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
@@ -43,7 +43,7 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
             if len(outcome.comparison.records) == len(outcome.comparison.order)
             else "each cell that ran"
         )
-        note_on_stderr(
+        print_folded_on_stderr(
             f"ampcompare: {what} failed: {printable_line(failure.error or '', 2000, keep_end=600)}"
         )
     elif not quiet:
@@ -64,18 +64,18 @@ def say_unused_records(comparison: Comparison) -> int:
     return RecordError.exit_code if comparison.excluded else 0
 
 
-def show_failed_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
+def show_failed_gates(outcome: ComparisonOutcome, *, quiet: bool) -> None:
     """Print on stderr which limits were exceeded or not checked; nothing if the exit code is about failed arms."""
     if outcome.exit_code not in (0, 1):
         return
     for check in outcome.checks:
         if check.skipped and not quiet:
-            note_on_stderr(
+            print_folded_on_stderr(
                 f"note: {printable_line(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}"
             )
     for check in outcome.checks:
         if check.failure:
-            note_on_stderr(f"failed: {printable_line(f'{check.arm}: {check.failure}', 500)}")
+            print_folded_on_stderr(f"failed: {printable_line(f'{check.arm}: {check.failure}', 500)}")
 
 
 def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:

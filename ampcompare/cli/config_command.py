@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.base.option_rules import refuse_broken_rules
-from ampcompare.cli.forms import AllNamesBut, Form, plain_form
+from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.output import print_json
 from ampcompare.cli.shared_options import json_option
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from ampcompare.experiment.sources import SettingsSources
 
 
-SCHEMA = Form("config schema", frozenset({"what", "as_json"}), lambda values: values["what"] == "schema")
-FORMS = (SCHEMA, plain_form(AllNamesBut(())))
+SCHEMA = CommandForm(
+    "config schema", frozenset({"what", "as_json"}), lambda values: values["what"] == "schema"
+)
+FORMS = (SCHEMA, default_form(AllNamesBut(())))
 
 
 @click.command(
@@ -49,7 +51,7 @@ FORMS = (SCHEMA, plain_form(AllNamesBut(())))
 @click.pass_context
 def command(
     context: click.Context,
-    asked: Form,
+    asked: CommandForm,
     what: str,  # which asks for a form
     origin: bool,
     name: str,

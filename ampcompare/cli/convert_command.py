@@ -12,7 +12,7 @@ from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.option_rules import OptionRule
-from ampcompare.cli.forms import Form, form_asked_by, plain_form
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import print_json
 from ampcompare.cli.shared_options import json_option
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 convert_option = option_factory(convert_checkpoint)
 
 INSPECT = form_asked_by("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
-CONVERT = plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))
+CONVERT = default_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))
 FORMS = (INSPECT, CONVERT)
 NEEDS_TARGET = OptionRule(
     "convert",
@@ -59,7 +59,7 @@ MAX_NAMED = 20
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
 @json_option()
 def command(
-    asked: Form,
+    asked: CommandForm,
     source: Path,
     target: Path | None,
     to: Target | None,

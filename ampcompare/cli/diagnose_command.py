@@ -10,11 +10,11 @@ from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.option_rules import OptionRule
-from ampcompare.cli.forms import Form, form_asked_by, plain_form
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, option, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr, print_document, text_width
-from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, watched_config
+from ampcompare.cli.output import print_document, print_folded_on_stderr, text_width
+from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, config_of_watched_arm
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.settings.reads import AHEAD, DIAGNOSE
@@ -24,7 +24,7 @@ DEFAULT_ARM = default_of_parameter(api_diagnose, "arm")
 # What both forms read, next to the settings in `settings/reads.py`.
 IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
 LOOK_AHEAD = form_asked_by("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation")
-FORMS = (LOOK_AHEAD, plain_form((*IN_BOTH, "reference", "cures", "preflight")))
+FORMS = (LOOK_AHEAD, default_form((*IN_BOTH, "reference", "cures", "preflight")))
 ONE_ARM = OptionRule(
     "--arm",
     "with several arms needs --ahead",
@@ -89,7 +89,7 @@ ahead_option = option_factory(api_look_ahead)
     help="write diagnosis.json and .html into this folder, or outlook.*",
 )
 @json_option()
-def command(asked: Form, **parameters: Any) -> int:
+def command(asked: CommandForm, **parameters: Any) -> int:
     """Find where numbers overflow or are lost, and what to keep in fp32.
 
     Trains for some steps, repeats every operation in fp32, and tests which modules or functions must stay in fp32 to
@@ -107,7 +107,7 @@ def command(asked: Form, **parameters: Any) -> int:
     from ampcompare.results.report.documents.diagnosis import diagnosis_document
 
     (arm,) = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
-    config = watched_config(parameters, str(arm), DIAGNOSE)
+    config = config_of_watched_arm(parameters, str(arm), DIAGNOSE)
     options = DiagnoseOptions(
         config,
         steps=parameters["steps"] or DiagnoseOptions.steps,
@@ -119,7 +119,7 @@ def command(asked: Form, **parameters: Any) -> int:
 
     @cache  # the preflight and what follows may say the same
     def say(line: str) -> None:
-        note_on_stderr(f"ampcompare: {line}")
+        print_folded_on_stderr(f"ampcompare: {line}")
 
     with leave_block_at_signals():
         if config.script is not None and parameters["preflight"]:
@@ -138,12 +138,12 @@ def _print_outlook(parameters: dict[str, Any]) -> int:
     from ampcompare.results.report.base import write_result_in_formats
     from ampcompare.results.report.documents.outlook import outlook_document
 
-    config = watched_config(parameters, "fp32", AHEAD)
+    config = config_of_watched_arm(parameters, "fp32", AHEAD)
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
     options = AheadOptions(config, arms, parameters["prefix"], parameters["steps"], parameters["twin"])
 
     def say(line: str) -> None:
-        note_on_stderr(f"ampcompare: {line}")
+        print_folded_on_stderr(f"ampcompare: {line}")
 
     with leave_block_at_signals():
         found = look_ahead(options, say)

@@ -14,7 +14,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.option_rules import OptionRule, refusal_sentence, rule_of_need
-from ampcompare.cli.forms import Form, form_asked_by, plain_form
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, WordChoice
@@ -45,20 +45,22 @@ KEEP_STEP = form_asked_by(
     (*IN_EACH, "engine", "seed"),
     ", which keeps a step of the script as it is, in this environment",
 )
-IN_STACK = Form(
+IN_STACK = CommandForm(
     "--stack",
     frozenset({*IN_EACH, *OF_RUNS, "arm", "stacks"}),
     _is_stack_asked_for,
     ", whose environment has its own",
 )
-UNDER_ARM = Form(
+UNDER_ARM = CommandForm(
     "--arm ARM",
     frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards", "guard_passes"}),
     lambda values: values["arm"] is not None or (values["ledger"] and values["opt_level"] is None),
     ", which sets it",
     "--arm O2 sets the level, --arm script trains the script as it is",
 )
-AS_IT_IS = plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards", "guard_passes"))
+AS_IT_IS = default_form(
+    (*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards", "guard_passes")
+)
 FORMS = (VERIFY_RESUME, KEEP_STEP, IN_STACK, UNDER_ARM, AS_IT_IS)
 RULES = (
     rule_of_need("--shift-seeds", "shift_seeds", "--seed N", "seed", because=", whose offset it adds"),
@@ -148,7 +150,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
-    asked: Form,
+    asked: CommandForm,
     module: bool,
     ledger: bool,
     verify_resume: int | None,
@@ -178,7 +180,7 @@ def command(
     if asked is UNDER_ARM and options["arm"] is None:
         options["arm"] = "script"
     status = _run_script_here(call, ledger, options)
-    if status == USAGE and (stray := _find_own_option(call.arguments)) is not None:
+    if status == USAGE and (stray := _find_exec_option_among(call.arguments)) is not None:
         click.echo(
             f"ampcompare: {stray} comes after the script, so it was passed to the script; an option of ampcompare "
             f"comes before it: ampcompare exec {stray} ... {script}",
@@ -358,7 +360,7 @@ def _say_ledger_or_ineffective_options(arm: Arm, *, whole: bool) -> None:
         click.echo(f"ampcompare: {sentence}", err=True)
 
 
-def _find_own_option(arguments: tuple[str, ...]) -> str | None:
+def _find_exec_option_among(arguments: tuple[str, ...]) -> str | None:
     """Return the first argument of a script that has the name of an option of this command."""
     own = {
         flag

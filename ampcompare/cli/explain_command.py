@@ -11,9 +11,9 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
-from ampcompare.cli.forms import Form, form_asked_by, plain_form
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
 from ampcompare.cli.output import print_document, print_json, say_on_stdout, text_width
-from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, watched_config
+from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, config_of_watched_arm
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.settings.reads import EXPLAIN
 
@@ -29,8 +29,10 @@ def _is_model_named(values: Mapping[str, Any]) -> bool:
 
 IN_EACH = ("arm_text", "as_json")
 OF_SCRIPT = form_asked_by("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS))
-OF_MODEL = Form("a model named with --arch", frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}), _is_model_named)
-FORMS = (OF_SCRIPT, OF_MODEL, plain_form(IN_EACH))
+OF_MODEL = CommandForm(
+    "a model named with --arch", frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}), _is_model_named
+)
+FORMS = (OF_SCRIPT, OF_MODEL, default_form(IN_EACH))
 
 
 @click.command(
@@ -63,7 +65,7 @@ FORMS = (OF_SCRIPT, OF_MODEL, plain_form(IN_EACH))
 @add_watched_script_options
 @recipe_options(EXPLAIN)
 @json_option()
-def command(asked: Form, **parameters: Any) -> int:
+def command(asked: CommandForm, **parameters: Any) -> int:
     """Explain a precision setting: dtypes, casts, torch.amp equivalent.
 
     ARM is an opt level such as O2, or any arm: bf16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or --config)
@@ -89,11 +91,11 @@ def command(asked: Form, **parameters: Any) -> int:
     explanation = explain_arm(arm)
     document = explanation.data()
     if asked is OF_SCRIPT:
-        ran = _ledger_of_brief_training(watched_config(parameters, str(arm), EXPLAIN))
+        ran = _ledger_of_brief_training(config_of_watched_arm(parameters, str(arm), EXPLAIN))
         document["ledger"] = ran.model_dump()
         below = Terminal(width, details=True).document_text(ledger_document(ran, arm))
     elif asked is OF_MODEL:
-        config = watched_config(parameters, str(arm), EXPLAIN)
+        config = config_of_watched_arm(parameters, str(arm), EXPLAIN)
         check_cells([config])
         document["observed"] = observation = step_observed_in_child(config)
         below = observation_text(observation, width=width)

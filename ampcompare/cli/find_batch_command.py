@@ -10,8 +10,8 @@ from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr, print_document
-from ampcompare.cli.settings import request_from
+from ampcompare.cli.output import print_document, print_folded_on_stderr
+from ampcompare.cli.settings import settings_request_from
 from ampcompare.cli.shared_options import json_option, recipe_options, stack_option
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.settings.reads import FIND_BATCH
@@ -71,12 +71,14 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.report.documents.batch_limits import batch_limits_document
     from ampcompare.settings.stack import parse_stacks
 
-    config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config
+    config = collect_settings(
+        settings_request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True
+    ).config
     search = BatchSearchTerms(
         configs_of_arms(config, parameters["arms"] or ("fp32",), parse_stacks(parameters["stacks"])),
         memory_gib=parameters["memory_limit"],
         margin=parameters["margin"] / 100,
-        note=note_on_stderr,
+        note=print_folded_on_stderr,
         preflight=parameters["preflight"],
     )
     with leave_block_at_signals():

@@ -10,7 +10,7 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.help import COMPARISON, OUTPUT, option
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr
+from ampcompare.cli.output import print_folded_on_stderr
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.values import FILE
 
@@ -61,7 +61,7 @@ def command(script: list[str] | None, steps: int | None, seed: int, output: str)
     assert script is not None
     require_torch()
     with leave_block_at_signals():
-        envelope = measure_floor(script_config(script), seed=seed, steps=steps, say=note_on_stderr)
+        envelope = measure_floor(script_config(script), seed=seed, steps=steps, say=print_folded_on_stderr)
     write_atomically(Path(output), envelope.to_json())
     click.echo(f"floor: {output}; judge other steps by it: ampcompare judge STEPS --against {output}")
     return 0

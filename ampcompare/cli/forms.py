@@ -17,7 +17,7 @@ from ampcompare.base.option_rules import is_option_given, refusal_sentence
 
 
 @dataclass(frozen=True)
-class Form:
+class CommandForm:
     """One of the things that a command does.
 
     Attributes:
@@ -47,22 +47,22 @@ class AllNamesBut:
 
 def form_asked_by(
     asked_by: str, parameter: str, reads: Iterable[str] | AllNamesBut, because: str = "", advice: str = ""
-) -> Form:
+) -> CommandForm:
     """Return the form that a parameter asks for when it has a value; it is one of those that act."""
 
     def has_value(values: Mapping[str, Any]) -> bool:
         return is_option_given(values[parameter])
 
     acting = reads if isinstance(reads, AllNamesBut) else frozenset({parameter, *reads})
-    return Form(asked_by, acting, has_value, because, advice or Form.advice)
+    return CommandForm(asked_by, acting, has_value, because, advice or CommandForm.advice)
 
 
-def plain_form(reads: Iterable[str] | AllNamesBut) -> Form:
+def default_form(reads: Iterable[str] | AllNamesBut) -> CommandForm:
     """Return what a command does where no other form is asked for."""
-    return Form("", reads if isinstance(reads, AllNamesBut) else frozenset(reads))
+    return CommandForm("", reads if isinstance(reads, AllNamesBut) else frozenset(reads))
 
 
-def form_asked_for(forms: Sequence[Form], values: Mapping[str, Any]) -> Form:
+def form_asked_for(forms: Sequence[CommandForm], values: Mapping[str, Any]) -> CommandForm:
     """Return what a command does: the first of its forms that is asked for; the last one always is.
 
     Args:
@@ -72,7 +72,7 @@ def form_asked_for(forms: Sequence[Form], values: Mapping[str, Any]) -> Form:
     return next(each for each in forms if each.is_asked(values))
 
 
-def resolve_form(context: click.Context, forms: Sequence[Form]) -> Form:
+def resolve_form(context: click.Context, forms: Sequence[CommandForm]) -> CommandForm:
     """Return the form that a call asks for; refuse an option that does not act in it.
 
     Args:
@@ -110,10 +110,10 @@ def given_parameters(context: click.Context) -> list[click.Parameter]:
     return given
 
 
-def refuse_given(names: Collection[str], why: str, advice: str) -> None:
+def refuse_given_parameters(names: Collection[str], why: str, advice: str) -> None:
     """Refuse the first of some parameters of the present command that was given.
 
-    It is for what only a file tells that another parameter names; a `Form` or an `OptionRule` is for all else.
+    It is for what only a file tells that another parameter names; a `CommandForm` or an `OptionRule` is for all else.
 
     Args:
         names: of the parameters.

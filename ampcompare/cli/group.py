@@ -12,7 +12,7 @@ from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, help_overview_text
 from ampcompare.cli.help import OLD_NAMES, environment_variable_of_option
-from ampcompare.cli.output import discard_buffered_output, note_on_stderr, write_traceback
+from ampcompare.cli.output import discard_buffered_output, print_folded_on_stderr, write_traceback
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
@@ -90,7 +90,7 @@ def _report_unused_environment_variables(name: str, command: click.Command) -> N
             continue
         close = close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
         hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
-        note_on_stderr(f"note: {variable} is not a setting of {name}; {hint}")
+        print_folded_on_stderr(f"note: {variable} is not a setting of {name}; {hint}")
 
 
 NEW_NAMES = {old.removeprefix("--"): new.removeprefix("--") for new, old in OLD_NAMES.items()}
@@ -155,5 +155,5 @@ def _print_error(message: str, code: int) -> int:
         if code == 2:
             return code
         message = f"rank {rank}: {message}"
-    note_on_stderr(f"ampcompare: {printable_line(message, 2000, keep_end=600)}")
+    print_folded_on_stderr(f"ampcompare: {printable_line(message, 2000, keep_end=600)}")
     return code

@@ -11,7 +11,7 @@ import click
 
 from ampcompare.api.arguments import parameter_docs_of
 from ampcompare.base.option_rules import OptionRule, refuse_broken_rules
-from ampcompare.cli.forms import Form, resolve_form
+from ampcompare.cli.forms import CommandForm, resolve_form
 from ampcompare.cli.values import WordChoice
 
 GROUPS = (
@@ -149,7 +149,7 @@ class Command(click.Command):
         *arguments: Any,
         common: Sequence[str] = (),
         examples: Sequence[tuple[str, str]] = (),
-        forms: Sequence[Form] = (),
+        forms: Sequence[CommandForm] = (),
         rules: Sequence[OptionRule] = (),
         **settings: Any,
     ) -> None:
@@ -169,7 +169,7 @@ class Command(click.Command):
             ctx.params["asked"] = asked
         return super().invoke(ctx)
 
-    def resolve_options(self, ctx: click.Context) -> Form | None:
+    def resolve_options(self, ctx: click.Context) -> CommandForm | None:
         """Return the form that a call asks for, None for a command with one; refuse options that cannot act in it.
 
         Raises:

@@ -12,7 +12,13 @@ from ampcompare.api.results_table import judge_against, judge_table
 from ampcompare.base.errors import AmpCompareError, UnusableInput
 from ampcompare.base.option_rules import OptionRule, Values, is_option_given, rule_of_need
 from ampcompare.cli.comparison_output import details_option
-from ampcompare.cli.forms import Form, form_asked_by, form_asked_for, plain_form, refuse_given
+from ampcompare.cli.forms import (
+    CommandForm,
+    default_form,
+    form_asked_by,
+    form_asked_for,
+    refuse_given_parameters,
+)
 from ampcompare.cli.help import (
     ARMS,
     COMPARISON,
@@ -35,7 +41,7 @@ VARIABLE = environment_variable_of_option("judge", "--against")
 OF_TABLES = ("metric", "better", "margin", "sd")
 LOGPROBS = form_asked_by("--logprobs A B", "logprobs", ("twin", "as_json"))
 AGAINST = form_asked_by("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json"))
-TABLE = plain_form(
+TABLE = default_form(
     (*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json")
 )
 FORMS = (LOGPROBS, AGAINST, TABLE)
@@ -134,7 +140,7 @@ class _JudgeCommand(Command):
 @details_option
 @json_option()
 def command(
-    asked: Form,
+    asked: CommandForm,
     table: str | None,
     as_json: bool,
     example: bool,
@@ -191,7 +197,9 @@ def _judge_against(table: str | None, old: str, arm: str | None, options: dict[s
     from ampcompare.results.analysis.floor import is_envelope, judge_step_rows, read_envelope
 
     if is_envelope(Path(old)):
-        refuse_given((*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`", "leave it out")
+        refuse_given_parameters(
+            (*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`", "leave it out"
+        )
         judgment = judge_step_rows(read_steps_to_judge(Path(table or "")), read_envelope(Path(old)))
         print_json(judgment.data(), indent=None)
         return judgment.exit_code

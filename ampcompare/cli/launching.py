@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
 
-# Arguments in Python that are no options of the command, or settings: `request_from` and `options_from_parameters`
-# read them.
+# Arguments in Python that are no options of the command, or settings: `settings_request_from` and
+# `options_from_parameters` read them.
 READ_ELSEWHERE = {"size", "config_file", "script", "mask", "shift_seeds", "slurm_options"}
 
 
@@ -82,7 +82,7 @@ def options_from_parameters(
 
 
 @contextlib.contextmanager
-def save_at_signals(launcher: Launcher) -> Iterator[None]:
+def save_and_end_at_signals(launcher: Launcher) -> Iterator[None]:
     """Pass SIGTERM and SIGHUP on to the running cell, which saves and ends; end at once if none is running.
 
     A cell that has just ended when it is asked is not followed by another.
@@ -95,7 +95,7 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
             raise Ended(f"ended by {name}; the same command resumes with the first cell that has no record")
 
     launcher.may_start = lambda: not names
-    with _signals_handled_by(end_cell):
+    with _call_at_end_signals(end_cell):
         yield
 
 
@@ -106,12 +106,12 @@ def leave_block_at_signals() -> Iterator[None]:
     def leave_block(name: str) -> None:
         raise Ended(f"ended by {name}; nothing was saved")
 
-    with _signals_handled_by(leave_block):
+    with _call_at_end_signals(leave_block):
         yield
 
 
 @contextlib.contextmanager
-def _signals_handled_by(act: Callable[[str], None]) -> Iterator[None]:
+def _call_at_end_signals(act: Callable[[str], None]) -> Iterator[None]:
     """Call `act` with the name of a signal that asks the command to end.
 
     What `act` raises leaves the block, also where it has come up in a library that makes another error of it, as a

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ampcompare.base.formatting import format_ranges, printable_line
-from ampcompare.cli.forms import Form, plain_form
+from ampcompare.cli.forms import CommandForm, default_form
 from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, WordChoice
 from ampcompare.experiment.choices import CHOICES, list_choices
@@ -20,13 +20,13 @@ RUN_HEADERS = ("folder", "changed", "tag", "arms", "seeds", "done", "headline")
 MAX_SHOWN = 4  # arms
 
 
-LIST_RUNS = Form(
+LIST_RUNS = CommandForm(
     "list runs",
     frozenset({"what", "folder"}),
     lambda values: values["what"] == "runs",
     advice="write: ampcompare list runs FOLDER",
 )
-FORMS = (LIST_RUNS, plain_form(("what",)))
+FORMS = (LIST_RUNS, default_form(("what",)))
 
 
 @click.command(
@@ -40,7 +40,7 @@ FORMS = (LIST_RUNS, plain_form(("what",)))
 )
 @click.argument("what", type=WordChoice([*CHOICES, "runs", "all"]), default="all")
 @click.argument("folder", metavar="[FOLDER]", required=False, type=FOLDER)
-def command(asked: Form, what: str, folder: str | None) -> int:
+def command(asked: CommandForm, what: str, folder: str | None) -> int:
     """List arms, tasks, models, data, optimizers, runs and more.
 
     `list runs` shows the run directories in FOLDER, by default runs/, the newest first: when each changed, its arms and

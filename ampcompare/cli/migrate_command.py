@@ -13,9 +13,9 @@ import click
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.option_rules import rule_of_exclusion
-from ampcompare.cli.forms import Form, form_asked_by, plain_form
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
 from ampcompare.cli.help import Command, option, option_factory
-from ampcompare.cli.output import note_on_stderr
+from ampcompare.cli.output import print_folded_on_stderr
 from ampcompare.cli.values import FILE, WordChoice
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ VERIFY = form_asked_by(
 ADAPT = form_asked_by(
     "--adapter", "adapter", ("paths", "mode"), ", which keeps the code, for all versions of torch"
 )
-FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mode", "rewrite")))
+FORMS = (VERIFY_RESUME, VERIFY, ADAPT, default_form(("paths", "torch_version", "mode", "rewrite")))
 
 
 @click.command(
@@ -110,7 +110,7 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mo
 )
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
-    asked: Form,
+    asked: CommandForm,
     mode: str,
     adapter: bool,
     rewrite: bool,
@@ -198,13 +198,13 @@ def _write_or_print_migrations(
     for line in choice.reason_lines():
         _say_on_stderr(line)
     for plan in choice.plans:
-        output.put_project_plan(plan)
+        output.print_or_write_project(plan)
     adapted = sum(each.takes_adapter for each in output.changed)
-    output.put_files(choice.rewritten)
+    output.print_or_write_files(choice.rewritten)
     waiting = [each for each in choice.files if each.by_hand]
     left = sum(each.by_hand for each in waiting)
     moved = [each for each in output.changed if not each.is_marked_alone]
-    _say_on_stderr(_counts_line(len(files), output, adapted, left, len(waiting)))
+    _say_on_stderr(_migration_counts_line(len(files), output, adapted, left, len(waiting)))
     if staying := choice.paths_staying_on_apex():
         _say_command_for_unmigrated(staying, paths, adapter=adapter, some_written=bool(moved) and write)
     elif moved and not output.faults:
@@ -236,7 +236,7 @@ class _MigrationOutput:
         self.faults += 1
         _say_on_stderr(f"ampcompare: {line}")
 
-    def put_project_plan(self, plan: AdapterPlan) -> None:
+    def print_or_write_project(self, plan: AdapterPlan) -> None:
         """Put the files of a project that take the adapter, and the adapter first."""
         from ampcompare.source.migrate.adapter.project import KEPT_FILE
 
@@ -252,7 +252,7 @@ class _MigrationOutput:
         except OSError as fault:
             self.report_fault(f"{plan.adapter.path.parent}: not written: {fault}")
             return
-        self.put_files(plan.files)
+        self.print_or_write_files(plan.files)
         if count and plan.adapter.is_edited:
             _say_on_stderr(KEPT_FILE.format(plan.adapter.path))
         if count:
@@ -260,7 +260,7 @@ class _MigrationOutput:
             whose = f"{count} file{'s' * (count != 1)}"
             _say_on_stderr(f"{done}: Apex's functions on torch.autocast, for {whose}; keep it with them")
 
-    def put_files(self, files: list[FileMigration]) -> None:
+    def print_or_write_files(self, files: list[FileMigration]) -> None:
         """Print the patches of files, or write them, and say what is found in them."""
         for each in files:
             if each.fault is not None:
@@ -331,7 +331,9 @@ def _say_lines_requiring_apex(files: list[Path], *, is_whole: bool) -> None:
         _say_on_stderr(f"{os.path.relpath(path)}:{line}: `{text}`: the dependency on Apex {when}")
 
 
-def _counts_line(files: int, output: _MigrationOutput, adapted: int, left: int, by_hand: int) -> str:
+def _migration_counts_line(
+    files: int, output: _MigrationOutput, adapted: int, left: int, by_hand: int
+) -> str:
     done = (
         ["rewritten", "moved to the adapter", "marked"]
         if output.write
@@ -350,5 +352,5 @@ def _counts_line(files: int, output: _MigrationOutput, adapted: int, left: int, 
 
 
 def _say_on_stderr(line: str) -> None:
-    note_on_stderr(line)
+    print_folded_on_stderr(line)
     sys.stderr.flush()

@@ -31,7 +31,7 @@ def text_width() -> int:
     return min(shutil.get_terminal_size((100, 24)).columns, MAX_TEXT_WIDTH)
 
 
-def note_on_stderr(line: str, write: Callable[[str], object] | None = None) -> None:
+def print_folded_on_stderr(line: str, write: Callable[[str], object] | None = None) -> None:
     """Write a line for people to stderr, or by a function, folded to the width of a terminal."""
     import click
 
@@ -99,7 +99,7 @@ def discard_output_of_closed_terminal() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
-def open_standard_streams() -> None:
+def replace_closed_standard_streams() -> None:
     """Replace each closed standard stream, so that no other file gets its number; stdout takes all characters."""
     for number, (name, mode, flags) in enumerate(STREAMS):
         if getattr(sys, name) is None:

@@ -10,8 +10,8 @@ from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, option, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr, print_document, text_width
-from ampcompare.cli.settings import ScriptCommand, add_watched_script_options, watched_config
+from ampcompare.cli.output import print_document, print_folded_on_stderr, text_width
+from ampcompare.cli.settings import ScriptCommand, add_watched_script_options, config_of_watched_arm
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.settings.reads import PROFILE
@@ -71,7 +71,7 @@ def command(**parameters: Any) -> int:
     arms = dict.fromkeys(
         map(str, parse_arms(parameters["arms"] or default_of_parameter(api_profile, "arms")))
     )
-    configs = [watched_config(parameters, arm, PROFILE) for arm in arms]
+    configs = [config_of_watched_arm(parameters, arm, PROFILE) for arm in arms]
     options = ProfileOptions(
         tuple(configs),
         steps=parameters["steps"],
@@ -83,7 +83,7 @@ def command(**parameters: Any) -> int:
 
     @cache  # the preflight and what follows may say the same
     def say(line: str) -> None:
-        note_on_stderr(f"ampcompare: {line}")
+        print_folded_on_stderr(f"ampcompare: {line}")
 
     with leave_block_at_signals():
         if options.reference.script is not None and parameters["preflight"]:

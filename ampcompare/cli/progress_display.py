@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.base.environment.gpus import platform_versions_of_torch
 from ampcompare.base.formatting import printable_line
-from ampcompare.cli.output import discard_output_of_closed_terminal, note_on_stderr
+from ampcompare.cli.output import discard_output_of_closed_terminal, print_folded_on_stderr
 from ampcompare.cli.progress_lines import notice_lines, outline_text
 from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.experiment.launch.contract import Progress
@@ -128,7 +128,7 @@ class ProgressDisplay(Observer):
 
     def _print_line(self, line: str) -> None:
         with _run_continued_at_hangup():
-            note_on_stderr(line, None if self._region is None else self._draw_region)
+            print_folded_on_stderr(line, None if self._region is None else self._draw_region)
 
     def _draw_region(self, above: str | None = None) -> None:
         if self._region is not None:

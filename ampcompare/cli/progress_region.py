@@ -44,7 +44,7 @@ class ProgressRegion:
         self, cells: Sequence[CellView], matrix: MatrixProgress, idle: str = "", above: str | None = None
     ) -> None:
         """Draw the bars of cells, as far as there is room, and of the matrix; a line above them stays."""
-        self._live.update(draw_bars(cells, matrix, self._console, idle), refresh=above is None)
+        self._live.update(renderable_progress_bars(cells, matrix, self._console, idle), refresh=above is None)
         if above is not None:
             self._console.print(Text(above), soft_wrap=True)
 
@@ -53,7 +53,7 @@ class ProgressRegion:
         self._live.stop()
 
 
-def draw_bars(
+def renderable_progress_bars(
     cells: Sequence[CellView], matrix: MatrixProgress, console: Console, idle: str = ""
 ) -> RenderableType:
     """Return what stands at the bottom of the terminal: each running cell, and the matrix if it has several."""

@@ -9,7 +9,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import COMPARISON, option
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr, print_document, print_json, text_width
+from ampcompare.cli.output import print_document, print_folded_on_stderr, print_json, text_width
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import FILE
@@ -70,7 +70,7 @@ def command(
         ) from None
     with leave_block_at_signals():
         found = replay(
-            Path(capsule), facts, sides, config, lambda line: note_on_stderr(f"ampcompare: {line}")
+            Path(capsule), facts, sides, config, lambda line: print_folded_on_stderr(f"ampcompare: {line}")
         )
     if as_json:
         print_json([one.data() for one in found])

@@ -17,7 +17,7 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable_line
 from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.comparison_output import details_option, say_unused_records
-from ampcompare.cli.forms import refuse_given
+from ampcompare.cli.forms import refuse_given_parameters
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import print_document
 from ampcompare.cli.values import FILE, FILE_OR_FOLDER, WordChoice
@@ -113,9 +113,13 @@ def command(
 
     target = _report_target_from_options(form, output, open_page)
     source = Path(paths[0]) if paths else _choose_newest_run_directory_and_say_so()
-    target = target.with_file(source if source.is_dir() and reference is None and len(paths) < 2 else None)
+    target = target.with_default_page_file(
+        source if source.is_dir() and reference is None and len(paths) < 2 else None
+    )
     if len(paths) < 2 and is_exec_record(source):
-        refuse_given(("reference",), "is not for a record of exec, which has no arms", "leave it out")
+        refuse_given_parameters(
+            ("reference",), "is not for a record of exec, which has no arms", "leave it out"
+        )
         _print_or_write_report(record_document(source), target)
         return 0
     if len(paths) > 1:
@@ -154,7 +158,7 @@ class _ReportTarget:
     file: Path | None
     shown: bool
 
-    def with_file(self, run: Path | None) -> _ReportTarget:
+    def with_default_page_file(self, run: Path | None) -> _ReportTarget:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""
         if not self.shown or self.file is not None:
             return self

@@ -13,16 +13,21 @@ from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable_line
 from ampcompare.cli.comparison_output import details_option
-from ampcompare.cli.forms import AllNamesBut, Form, form_asked_by, plain_form
+from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form, form_asked_by
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, option_factory
 from ampcompare.cli.launching import (
     add_launch_options,
     count_processes_asked_for,
     options_from_parameters,
-    save_at_signals,
+    save_and_end_at_signals,
 )
-from ampcompare.cli.output import note_on_stderr, print_document, print_json
-from ampcompare.cli.settings import ScriptCommand, add_script_options, print_script_metrics, request_from
+from ampcompare.cli.output import print_document, print_folded_on_stderr, print_json
+from ampcompare.cli.settings import (
+    ScriptCommand,
+    add_script_options,
+    print_script_metrics,
+    settings_request_from,
+)
 from ampcompare.cli.shared_options import (
     add_arm_options,
     add_output_options,
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
 LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllNamesBut(("dry_run", "verify_resume")))
 DRY_RUN = form_asked_by("--dry-run", "dry_run", AllNamesBut(("verify_resume",)))
 VERIFY_RESUME = form_asked_by("--verify-resume", "verify_resume", AllNamesBut(()))
-FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllNamesBut(())))
+FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, default_form(AllNamesBut(())))
 
 
 @click.command(
@@ -92,7 +97,7 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllNamesBut(())))
 @add_launch_options
 @option_factory(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
 @add_output_options
-def command(asked: Form, **parameters: Any) -> int:
+def command(asked: CommandForm, **parameters: Any) -> int:
     """Train one arm and print its row.
 
     Defaults to fp32 on the bundled digits. Running the same command again shows the finished record.
@@ -114,11 +119,13 @@ def command(asked: Form, **parameters: Any) -> int:
         return 0
     if asked is VERIFY_RESUME:
         with ProgressDisplay(quiet=quiet, bar=not parameters["no_progress"]) as display:
-            verification = verify_resume_of_run(options, observer=display, while_running=save_at_signals)
+            verification = verify_resume_of_run(
+                options, observer=display, while_running=save_and_end_at_signals
+            )
         _show_verification(verification, as_json=as_json)
         return 1 if verification.difference else 0
     with ProgressDisplay(quiet=quiet, bar=not parameters["no_progress"]) as display:
-        outcome = run_single(options, observer=display, while_running=save_at_signals)
+        outcome = run_single(options, observer=display, while_running=save_and_end_at_signals)
     if outcome.is_main:
         _show_run(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
     return outcome.exit_code
@@ -132,7 +139,7 @@ def settings_sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
         "arm_text": arm_from_flags(parameters) or arm,
         "processes": count_processes_asked_for(parameters),
     }
-    return collect_settings(request_from({**parameters, **derived}), TRAIN, one_run=True)
+    return collect_settings(settings_request_from({**parameters, **derived}), TRAIN, one_run=True)
 
 
 def _stack_named_by_arm(parameters: Mapping[str, Any]) -> StackConfig | None:
@@ -156,7 +163,7 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
         print_json(record)
     if record.status == "failed":
         error = printable_line(record.error or "", 2000, keep_end=600)
-        note_on_stderr(
+        print_folded_on_stderr(
             f"ampcompare: {record.config.arm_with_stack} failed: {error} (log: {outcome.log_path})"
         )
     elif record.status == "interrupted":
@@ -167,7 +174,7 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
         print_document(comparison_document(row), details=details)
         if record.ledger is not None:
             for sentence in ineffective_option_sentences(Arm.parse(record.arm), record.ledger):
-                note_on_stderr(f"ampcompare: {sentence}")
+                print_folded_on_stderr(f"ampcompare: {sentence}")
         if not quiet:
             click.echo(f"record: {outcome.cell_folder / CellFile.RECORD}", err=True)
 

@@ -9,7 +9,7 @@ import click
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable_line
-from ampcompare.cli.forms import refuse_given
+from ampcompare.cli.forms import refuse_given_parameters
 from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_name_of_setting
 from ampcompare.cli.values import WordChoice
@@ -30,7 +30,7 @@ NOT_FOR_SCRIPTS = (
 )
 
 
-def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
+def settings_request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     """Return the settings that the present command asks for: `--set` below variables, and these below flags."""
     layers = []
     for text in parameters["overrides"]:
@@ -44,7 +44,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     for name, path in paths.items():
         if parameters.get(name) is None:
             continue
-        is_variable, origins[path] = _source_of_parameter(name)
+        is_variable, origins[path] = _environment_flag_and_source_name(name)
         set_value_at_path(from_environment if is_variable else from_flags, path, parameters[name])
     for text in parameters["model_args"]:
         name, value = parse_path_and_value(text, "--model-arg")
@@ -58,7 +58,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     )
 
 
-def _source_of_parameter(name: str) -> tuple[bool, str]:
+def _environment_flag_and_source_name(name: str) -> tuple[bool, str]:
     """Return whether a parameter of the present command came from the environment, and what to call its source."""
     context = click.get_current_context()
     option = next((param for param in context.command.params if param.name == name), None)
@@ -191,10 +191,10 @@ def add_watched_script_options(function: Function) -> Function:
     return add_options(options, function)
 
 
-def watched_config(parameters: Mapping[str, Any], arm: str, reads: CommandReads) -> RunConfig:
+def config_of_watched_arm(parameters: Mapping[str, Any], arm: str, reads: CommandReads) -> RunConfig:
     """Return the settings of an arm that a command watches as it trains."""
     derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
-    return collect_settings(request_from({**parameters, **derived}), reads, one_run=True).config
+    return collect_settings(settings_request_from({**parameters, **derived}), reads, one_run=True).config
 
 
 def _settings_layer_of_script(parameters: Mapping[str, Any]) -> Layer | None:
@@ -202,9 +202,11 @@ def _settings_layer_of_script(parameters: Mapping[str, Any]) -> Layer | None:
     words = parameters.get("script")
     if words is None:
         command = click.get_current_context().info_name
-        refuse_given(OWN, "is for a script", f"write: ampcompare {command} [OPTIONS] -- SCRIPT ARGS...")
+        refuse_given_parameters(
+            OWN, "is for a script", f"write: ampcompare {command} [OPTIONS] -- SCRIPT ARGS..."
+        )
         return None
-    refuse_given(NOT_FOR_SCRIPTS, OF_OWN_LOOP, GIVE_OWN_OPTION)
+    refuse_given_parameters(NOT_FOR_SCRIPTS, OF_OWN_LOOP, GIVE_OWN_OPTION)
     script: ScriptConfig = script_config(
         words,
         metrics=parameters["metric"],

@@ -5,19 +5,19 @@ from dataclasses import asdict
 import click
 
 from ampcompare.base.shim.switch import ShimStatus, shim_status, switch_shim_off, switch_shim_on
-from ampcompare.cli.forms import Form, plain_form
+from ampcompare.cli.forms import CommandForm, default_form
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.output import print_json
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import WordChoice
 
-ON = Form(
+ON = CommandForm(
     "shim on",
     frozenset({"action", "answered", "as_json"}),
     lambda values: values["action"] == "on",
     advice="write: ampcompare shim on --for LIBRARY",
 )
-FORMS = (ON, plain_form(("action", "as_json")))
+FORMS = (ON, default_form(("action", "as_json")))
 
 
 @click.command(
@@ -44,7 +44,7 @@ FORMS = (ON, plain_form(("action", "as_json")))
 )
 @json_option()
 @click.argument("action", metavar="on|off|status", type=WordChoice(["on", "off", "status"]))
-def command(asked: Form, action: str, answered: tuple[str, ...], as_json: bool) -> int:
+def command(asked: CommandForm, action: str, answered: tuple[str, ...], as_json: bool) -> int:
     """Make `from apex import amp` work in this environment, or undo that.
 
     `on` writes two files into site-packages, which `off` removes. Next to NVIDIA's Apex without amp they add amp,

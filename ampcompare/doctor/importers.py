@@ -128,15 +128,15 @@ def _is_module_in_package(package: Path, *parts: str) -> bool:
     return len(parts) > 1 and package.joinpath(*parts[:-1]).with_suffix(".py").is_file()
 
 
-def outcome_of_import(one: ApexImport, importer: Importer, supply: ImportedApex) -> Outcome:
+def outcome_of_import(apex_import: ApexImport, importer: Importer, imported_apex: ImportedApex) -> Outcome:
     """Return what becomes of an import."""
-    if one.reach == "question":
-        return "finds" if supply.is_findable else "does without"
-    if one.reach == "asked" and not supply.is_findable:
+    if apex_import.reach == "question":
+        return "finds" if imported_apex.is_findable else "does without"
+    if apex_import.reach == "asked" and not imported_apex.is_findable:
         return "does without"
-    if supply.can_import_module(one.module, importer):
+    if imported_apex.can_import_module(apex_import.module, importer):
         return "finds"
-    return {"tried": "does without", "called": "fails when called"}.get(one.reach, "fails")  # type: ignore[return-value]
+    return {"tried": "does without", "called": "fails when called"}.get(apex_import.reach, "fails")  # type: ignore[return-value]
 
 
 def importers_and_is_all_read(
@@ -216,8 +216,8 @@ def examine_importers(
     return checks
 
 
-def _check_importer(importer: Importer, supply: ImportedApex) -> Check:
-    judged = [(file, one, outcome_of_import(one, importer, supply)) for file, one in importer.imports]
+def _check_importer(importer: Importer, imported_apex: ImportedApex) -> Check:
+    judged = [(file, one, outcome_of_import(one, importer, imported_apex)) for file, one in importer.imports]
     # A question alone is of interest where nothing else is.
     wanted = [entry for entry in judged if entry[1].reach != "question"] or judged
     file, one, outcome = max(wanted, key=lambda entry: GRAVITY.index(entry[2]))
@@ -229,10 +229,10 @@ def _check_importer(importer: Importer, supply: ImportedApex) -> Check:
         f"{version + ': ' if version else ''}{word} {one.module} at {file}:{one.line}, "
         f"{_outcome_text(outcome, one)}"
     )
-    reason, remedy = _reason_and_remedy_of_import(importer, supply, one, outcome)
+    reason, remedy = _reason_and_remedy_of_import(importer, imported_apex, one, outcome)
     verdict = _verdict_of_outcome(importer, outcome)
     if (
-        supply.state == "impostor"
+        imported_apex.state == "impostor"
         and not importer.is_script
         and any(entry.reach == "question" for _, entry in importer.imports)
     ):
@@ -242,11 +242,11 @@ def _check_importer(importer: Importer, supply: ImportedApex) -> Check:
     return Check("Apex", importer.name, value, verdict, reason, remedy, facts)
 
 
-def _outcome_text(outcome: Outcome, one: ApexImport) -> str:
+def _outcome_text(outcome: Outcome, apex_import: ApexImport) -> str:
     if outcome == "fails when called":
         return "which fails when that function is called"
     if outcome == "does without":
-        return "and does without" if one.reach != "question" else "and is answered with no"
+        return "and does without" if apex_import.reach != "question" else "and is answered with no"
     return {"finds": "which is there", "fails": "which ends the import of that file"}[outcome]
 
 
@@ -260,35 +260,41 @@ def _verdict_of_outcome(importer: Importer, outcome: Outcome) -> Verdict:
 
 
 def _reason_and_remedy_of_import(
-    importer: Importer, supply: ImportedApex, one: ApexImport, outcome: Outcome
+    importer: Importer, imported_apex: ImportedApex, apex_import: ApexImport, outcome: Outcome
 ) -> tuple[str, tuple[str, ...]]:
     """Return why, and the one line that helps."""
     name = quote(importer.name)
     if outcome == "finds":
         return "", ()
-    if supply.state == "impostor":
+    if imported_apex.state == "impostor":
         return "what is installed as apex is another project of PyPI", (UNINSTALL,)
     if importer.is_script:
-        if supply.state == "no_amp" and engine_has_module(one.module):
+        if imported_apex.state == "no_amp" and engine_has_module(apex_import.module):
             return "NVIDIA removed it in May 2025; the shim adds it, and the rest of Apex stays", (ON,)
-        if not engine_has_module(one.module):
-            return f"ampcompare's engine has no {one.module} either; Apex 25.05 may have it", (INSTALL,)
+        if not engine_has_module(apex_import.module):
+            return f"ampcompare's engine has no {apex_import.module} either; Apex 25.05 may have it", (
+                INSTALL,
+            )
         if outcome == "does without":
             return "without it the script goes on, in fp32 as a rule, and says nothing", (f"{EXEC} {name}",)
         return "ampcompare's engine has it", (f"{EXEC} {name}",)
     if outcome == "does without":
         return "no Apex is needed for it", ()
-    if supply.package is None:
-        if one.reach == "called":
+    if imported_apex.package is None:
+        if apex_import.reach == "called":
             return (
                 "it is called on request only, as with fp16_backend apex: ask for the fp16 of torch instead",
                 (),
             )
-        return "it cannot do without Apex", (f"{ON} --for {name}",) if engine_has_module(one.module) else (
-            INSTALL,
-        )
-    if supply.state == "no_amp" and engine_has_module(one.module) and one.module.startswith("apex"):
+        return "it cannot do without Apex", (f"{ON} --for {name}",) if engine_has_module(
+            apex_import.module
+        ) else (INSTALL,)
+    if (
+        imported_apex.state == "no_amp"
+        and engine_has_module(apex_import.module)
+        and apex_import.module.startswith("apex")
+    ):
         return "NVIDIA removed it in May 2025; the shim adds it, and the rest of Apex stays", (ON,)
-    if not one.module.startswith("apex"):
+    if not apex_import.module.startswith("apex"):
         return "the installed Apex has no compiled kernels", (INSTALL,)
     return "the installed Apex lacks it; Apex 25.05 may have it", (INSTALL,)

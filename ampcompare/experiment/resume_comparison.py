@@ -16,7 +16,7 @@ from ampcompare.base.tensors.type_names import NAME_BY_TORCH_NAME
 from ampcompare.settings.resume_trace import (
     STATISTICS,
     TraceRowKind,
-    last_state_folder,
+    last_accelerate_state_folder,
     read_trace_rows,
     rows_of_saved_files,
 )
@@ -131,7 +131,7 @@ class ResumptionComparison:
 def read_trace(path: Path) -> ResumeTrace:
     """Return the trace of a run; of one that trained nothing it is empty."""
     rows = read_trace_rows(path)
-    trace = ResumeTrace(saves=rows_of_saved_files(rows), states=last_state_folder(rows))
+    trace = ResumeTrace(saves=rows_of_saved_files(rows), states=last_accelerate_state_folder(rows))
     lists = {
         TraceRowKind.LOAD: trace.loads,
         TraceRowKind.RESTORE: trace.restored,

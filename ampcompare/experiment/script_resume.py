@@ -29,7 +29,7 @@ from ampcompare.experiment.resume_comparison import (
 )
 from ampcompare.experiment.script_process import TIME_LIMIT, require_script, run_command
 from ampcompare.experiment.verify import migrate_whole_files
-from ampcompare.settings.resume_trace import ResumeRequest
+from ampcompare.settings.resume_trace import ResumeTraceRequest
 
 RECORD, TRACE = "record.jsonl", "trace.jsonl"
 KILLS = 20  # points at which `--fault kill` kills
@@ -261,7 +261,7 @@ class _ResumeRunner:
         folder = self._folder / run.name.replace(" ", "-")
         folder.mkdir()
         name = str(self._settings["name"])
-        request = ResumeRequest(
+        request = ResumeTraceRequest(
             settings={
                 **self._settings,
                 "name": name if self._is_module else sandbox.path_seen_in_sandbox(os.path.abspath(name)),

@@ -28,7 +28,7 @@ SHELLS = ("bash", "sh", "zsh", "make")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
-def python_words(words: Sequence[str]) -> list[str]:
+def words_after_python_of_command(words: Sequence[str]) -> list[str]:
     """Return the words after `python` of a command: the path of a script or `-m` and a module, and the arguments.
 
     A file of the working directory is a script, whatever its name.
@@ -45,7 +45,7 @@ def python_words(words: Sequence[str]) -> list[str]:
     if ASSIGNMENT.fullmatch(rest[0]):
         raise ConfigError(f"{rest[0]} sets a variable; set it before the command: {rest[0]} ampcompare ...")
     if PYTHON.fullmatch(first):
-        return python_words(_words_after_python(rest))
+        return words_after_python_of_command(_words_after_python(rest))
     for start, module in LAUNCHERS.items():
         if (first, *rest[1 : len(start)]) == start:
             return ["-m", module, *rest[len(start) :]]

@@ -532,7 +532,7 @@ def settings_digest(values: Mapping[str, Any]) -> str:
         for name, value in values.items()
         if name not in NON_NUMERIC_SETTINGS and LATER_RUN_SETTINGS.get(name, NO_DEFAULT) != value
     }
-    if numeric.get("autocast_lists") == former_autocast_lists(values):
+    if numeric.get("autocast_lists") == autocast_lists_of_older_settings(values):
         del numeric["autocast_lists"]
     numeric["arm"] = _digest_text_of_arm(values.get("arm"))
     if str(on_nan := values.get("on_nan")).startswith(FALLBACK):
@@ -549,7 +549,7 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(numeric, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def former_autocast_lists(values: Mapping[str, Any], device: str = "") -> str:
+def autocast_lists_of_older_settings(values: Mapping[str, Any], device: str = "") -> str:
     """Return the value of `autocast_lists` for settings from before there was one.
 
     `torch.autocast` cast by the CPU's lists on a CPU. Where it does not act, the default changes nothing.

@@ -72,19 +72,19 @@ def return_user_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict
     return answer
 
 
-def result_of_answer(answer: ChildAnswer, failed: str) -> dict[str, Any]:
+def result_of_answer(answer: ChildAnswer, error_start: str) -> dict[str, Any]:
     """Return what a function that answers its errors has returned in a child process, or raise its error.
 
     Args:
         answer: of `call_in_child`.
-        failed: begins the error of a process that died or did not end in time.
+        error_start: begins the error of a process that died or did not end in time.
 
     Raises:
         LaunchError: the process has not answered.
         AmpCompareError: the error that it answered, by its exit code.
     """
     if not answer.has_returned:
-        raise LaunchError(f"{failed}: {answer.failure}")
+        raise LaunchError(f"{error_start}: {answer.failure}")
     if "error" in answer.value:
         raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
     return answer.value
@@ -93,7 +93,7 @@ def result_of_answer(answer: ChildAnswer, failed: str) -> dict[str, Any]:
 def examine_in_child(
     program: Path,
     config: RunConfig,
-    failed: str,
+    error_start: str,
     options: Mapping[str, Any],
     *,
     environment: Mapping[str, str] | None = None,
@@ -104,7 +104,7 @@ def examine_in_child(
     Args:
         program: the file that the process runs, with a function that answers its errors.
         config: what is examined.
-        failed: begins the error of a process that died or did not end in time.
+        error_start: begins the error of a process that died or did not end in time.
         options: of the function, next to `config`; plain values, since they travel as JSON.
         environment: variables of the process; None for those of this one.
         folders: where it may write, next to what the configuration names.
@@ -120,4 +120,4 @@ def examine_in_child(
         shared=config.writable_paths(*folders),
         options={"config": config.model_dump(mode="json"), **options},
     )
-    return result_of_answer(answer, failed)
+    return result_of_answer(answer, error_start)

@@ -65,7 +65,7 @@ def canonical_optimizer_name(text: str) -> str:
     return next((name for name, spec in BUILT_IN.items() if spec.path == path), path)
 
 
-def optimizer_path(name: str) -> str:
+def optimizer_class_path(name: str) -> str:
     """Return `module:Class` of a canonical name."""
     return BUILT_IN[name].path if name in BUILT_IN else name
 
@@ -77,7 +77,7 @@ def require_optimizer(name: str) -> None:
         BackendUnavailable: its package is not installed.
         ConfigError: there is no such module.
     """
-    module = optimizer_path(name).partition(":")[0]
+    module = optimizer_class_path(name).partition(":")[0]
     library = LIBRARIES.get(module.partition(".")[0])
     if library is not None and (missing := library.why_missing()):
         raise BackendUnavailable(f"optimizer {name}: {module.partition('.')[0]} is {missing}")

@@ -20,7 +20,7 @@ ATTEMPTS = "attempts.json"  # in the folder of what killed copies have left: how
 
 
 @dataclass(frozen=True)
-class ResumeRequest(ScriptRequest):
+class ResumeTraceRequest(ScriptRequest):
     """A run that is traced.
 
     Attributes:
@@ -77,7 +77,7 @@ def read_trace_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def last_state_folder(rows: Iterable[dict[str, Any]]) -> str:
+def last_accelerate_state_folder(rows: Iterable[dict[str, Any]]) -> str:
     """Return the folder that Accelerate has filled last; "" if none."""
     found = [str(row["path"]) for row in rows if row["kind"] == TraceRowKind.STATES]
     return found[-1] if found else ""

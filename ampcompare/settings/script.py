@@ -15,7 +15,7 @@ from ampcompare.base.environment.packages import importability_and_spec
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets.files import note_secrets_in_files
 from ampcompare.base.secrets.masking import hide_secrets_in_words, note_secret_names, reveal_secrets
-from ampcompare.settings.command_words import python_words, why_no_module
+from ampcompare.settings.command_words import why_no_module, words_after_python_of_command
 from ampcompare.settings.metric_direction import known_metric_direction
 from ampcompare.settings.recipe import FrozenSettings, PositiveInt
 from ampcompare.settings.stack import StackConfig
@@ -190,7 +190,7 @@ def script_config(
     Raises:
         ConfigError: there is no such script or module, or two metrics have one name.
     """
-    words = python_words(words)
+    words = words_after_python_of_command(words)
     is_module = list(words[:1]) == ["-m"]
     rest = list(words[1:] if is_module else words)
     if not rest:

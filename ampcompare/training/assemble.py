@@ -28,7 +28,7 @@ from ampcompare.base.errors import (
 )
 from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.settings.config import ParallelConfig
-from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
+from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_class_path, require_optimizer
 from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
 from ampcompare.tasks.data import seed_global_generators
 from ampcompare.tasks.factory import resolve_factory
@@ -215,7 +215,7 @@ def import_optimizer_factory(name: str, engine: str | None = None) -> Callable[.
     The engine "nvidia" takes the optimizers of Apex from Apex itself.
     """
     require_optimizer(name)
-    module, _, attribute = optimizer_path(name).partition(":")
+    module, _, attribute = optimizer_class_path(name).partition(":")
     if module == OWN_APEX and engine == "nvidia":
         module = APEX
     package = module.partition(".")[0]

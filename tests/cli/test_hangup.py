@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import Ended
-from ampcompare.cli.launching import save_at_signals
+from ampcompare.cli.launching import save_and_end_at_signals
 from ampcompare.cli.progress_display import ProgressDisplay
 from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.results.records.run import RunRecord, read_record
@@ -42,10 +42,10 @@ def test_both_signals_reach_the_cell(number: signal.Signals) -> None:
     inherited = signal.signal(number, signal.SIG_DFL)  # ignored, where the tests run under nohup
     launcher = Idle(has_cell=True)
     try:
-        with save_at_signals(launcher):
+        with save_and_end_at_signals(launcher):
             os.kill(os.getpid(), number)
             assert launcher.asked == 1
-        with pytest.raises(Ended, match=number.name), save_at_signals(Idle(has_cell=False)):
+        with pytest.raises(Ended, match=number.name), save_and_end_at_signals(Idle(has_cell=False)):
             os.kill(os.getpid(), number)
         assert signal.getsignal(number) == signal.SIG_DFL
     finally:
@@ -57,7 +57,7 @@ def test_nohup_is_respected() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     launcher = Idle(has_cell=True)
     try:
-        with save_at_signals(launcher):
+        with save_and_end_at_signals(launcher):
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ampcompare.cli.progress_lines import notice_lines, outline_text
-from ampcompare.cli.progress_region import draw_bars
+from ampcompare.cli.progress_region import renderable_progress_bars
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import PlanOutline
 from ampcompare.experiment.running_cells import CellView, MatrixProgress
@@ -34,7 +34,7 @@ def drawn(
 ) -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=size[0], height=size[1])
-    console.print(draw_bars(cells, matrix, console))
+    console.print(renderable_progress_bars(cells, matrix, console))
     file.flush()
     return file.buffer.getvalue().decode().splitlines()  # type: ignore[attr-defined,no-any-return]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.cli import main
-from ampcompare.cli.comparison_output import show_failed_checks
+from ampcompare.cli.comparison_output import show_failed_gates
 from ampcompare.results.report.base import write_reports
 from tests.experiment.test_interim_analyses import _compare
 
@@ -155,6 +155,6 @@ def test_limits_are_told_unless_arms_failed(
         SimpleNamespace(arm="half", gate="time>1.1x", skipped="", failure="time 1.2x"),
         SimpleNamespace(arm="fp32", gate="time>1.1x", skipped="no time", failure=""),
     ]
-    show_failed_checks(SimpleNamespace(exit_code=exit_code, checks=checks), quiet=False)  # type: ignore[arg-type]
+    show_failed_gates(SimpleNamespace(exit_code=exit_code, checks=checks), quiet=False)  # type: ignore[arg-type]
     lines = ["note: fp32: time>1.1x is not checked: no time", "failed: half: time 1.2x"]
     assert capsys.readouterr().err.splitlines() == lines * told

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.settings.command_words import python_words, why_no_module
+from ampcompare.settings.command_words import why_no_module, words_after_python_of_command
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ from ampcompare.settings.command_words import python_words, why_no_module
     ],
 )
 def test_what_starts_a_script_is_read(typed: str, words: str) -> None:
-    assert python_words(typed.split()) == words.split()
+    assert words_after_python_of_command(typed.split()) == words.split()
 
 
 def test_the_interpreter_of_ampcompare_is_dropped() -> None:
     """By its path too, which a user pastes."""
-    assert python_words([sys.executable, "train.py"]) == ["train.py"]
+    assert words_after_python_of_command([sys.executable, "train.py"]) == ["train.py"]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_the_interpreter_of_ampcompare_is_dropped() -> None:
 )
 def test_what_cannot_run_in_a_cell_is_answered(typed: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as caught:
-        python_words(typed.split())
+        words_after_python_of_command(typed.split())
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_is_a_script_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("torchrun").write_text("")
-    assert python_words(["torchrun", "--lr", "1"]) == ["torchrun", "--lr", "1"]
+    assert words_after_python_of_command(["torchrun", "--lr", "1"]) == ["torchrun", "--lr", "1"]
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_a_file_is_a_script_whatever_its_name(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_a_launcher_that_is_not_installed_is_named(typed: str, why: str) -> None:
-    _, module, *arguments = python_words(typed.split())
+    _, module, *arguments = words_after_python_of_command(typed.split())
     assert re.search(why, why_no_module(module, arguments))

@@ -18,7 +18,7 @@ from ampcompare.checkpoints.convert.between_arms import (
 from ampcompare.checkpoints.convert.detect import CheckpointContents, contents_by_kind, is_scaler_state
 from ampcompare.checkpoints.convert.fp32_weights import (
     ConvertedCheckpoint,
-    add_fused_step_counts,
+    add_adam_step_to_groups,
     convert_to_fp32,
     copy_containers,
     drop_wrapper_prefixes,
@@ -35,12 +35,12 @@ from ampcompare.checkpoints.convert.scalers import (
     apex_state_from_values,
     grad_scaler_states_from_apex,
     grad_scaler_states_from_values,
-    is_number,
+    is_number_or_scalar_tensor,
     lines_on_flags_of_unfinished_step,
     unchecked_scale_of_state,
     values_of_loss_scaler,
 )
-from ampcompare.checkpoints.reader.foreign import PlainContents, open_checkpoint, parser_errors_translated
+from ampcompare.checkpoints.reader.foreign import PlainContents, open_checkpoint, translate_parser_errors
 from ampcompare.checkpoints.store.file import read_checkpoint, write_checkpoint, write_pickle
 from ampcompare.checkpoints.store.layout import CONVERTED, TRAINER, only_entry_or_list, state_in_apex_layout
 
@@ -179,7 +179,7 @@ def _convert_to_apex(parts: CheckpointContents, result: ConvertedCheckpoint, lev
     result.level = level
     into_groups = [(entry_at_place(result.state, place), ".".join(place)) for place in parts.optimizers]
     for optimizer, name in into_groups:
-        add_fused_step_counts(optimizer, name, result)
+        add_adam_step_to_groups(optimizer, name, result)
     places, scalers = _scalers_in_order(parts, result)
     if len(scalers) > 1:
         names = ", ".join(".".join(place) for place in parts.scalers)
@@ -263,7 +263,7 @@ def _convert_checkpoint_with_own_scalers(
     scales |= {".".join(place): values_of_loss_scaler(state) for place, state in parts.loss_scales.items()}
     if static_scale:
         scales = {name: replace_fields(held, dynamic=False, interval=None) for name, held in scales.items()}
-    elif any(map(is_number, parts.loss_scales.values())):
+    elif any(map(is_number_or_scalar_tensor, parts.loss_scales.values())):
         result.lost.append(UNKNOWN_STATIC)
     _put_loss_scales(scales, parts, result, to, level)
     convert_to_fp32(parts, result, None)
@@ -300,7 +300,7 @@ def _put_loss_scales(
 ) -> None:
     """Put loss scales where the file has the state of the one scaler, or else to the top; plain numbers go."""
     for place, state in parts.loss_scales.items():
-        if is_number(state):
+        if is_number_or_scalar_tensor(state):
             entry_at_place(result.state, place[:-1]).pop(place[-1])
     if not scales:
         result.lost.append(
@@ -319,7 +319,9 @@ def _put_loss_scales(
         entry = apex_state_from_values(
             list(scales.values()), level=level, lost=result.lost, changed=result.changed
         )
-    with_state = next((place for place, state in parts.loss_scales.items() if not is_number(state)), None)
+    with_state = next(
+        (place for place, state in parts.loss_scales.items() if not is_number_or_scalar_tensor(state)), None
+    )
     if with_state is not None and len(scales) == 1:
         _replace_key(result, with_state, with_state[-1] if to == "native" else own_key, entry)
     else:
@@ -361,7 +363,7 @@ def convert_file(
     if target.exists() and source.exists() and target.samefile(source):
         raise ConversionError(f"{source} would be overwritten; name another file")
     root, left_out, changed = load_any_checkpoint(source)
-    with parser_errors_translated(source), torch.no_grad():
+    with translate_parser_errors(source), torch.no_grad():
         parts = contents_by_kind(root)
         if legacy_layout and parts.is_of_ampcompare and "amp" in root:
             result = ConvertedCheckpoint(
@@ -392,7 +394,7 @@ def load_any_checkpoint(path: Path) -> PlainContents:
     contents = open_checkpoint(path)
     if contents.comment.startswith(b"ampcompare checkpoint"):
         return PlainContents(read_checkpoint(path), [], [])
-    with parser_errors_translated(path):
+    with translate_parser_errors(path):
         plain = contents.plain_contents()
     if not isinstance(plain.value, dict):
         raise CheckpointError(f"{path} holds a {type(plain.value).__name__}, not a checkpoint")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.checkpoints.convert.masters import find_masters, is_optimizer_state
-from ampcompare.checkpoints.convert.scalers import is_loss_scaler_state, is_number
+from ampcompare.checkpoints.convert.scalers import is_loss_scaler_state, is_number_or_scalar_tensor
 from ampcompare.checkpoints.store.layout import list_of_one_or_several
 
 Place = tuple[str, ...]
@@ -126,7 +126,9 @@ def _key_of_inner_optimizer(value: Any, place: Place) -> str | None:
     inner = [str(key) for key, entry in value.items() if is_optimizer_state(entry)]
     if len(inner) != 1 or any(_is_weights(entry) for entry in value.values()):
         return None
-    keeps_scale = any(is_number(value.get(name)) for name in SCALE_NAMES) or "loss_scaler" in value
+    keeps_scale = (
+        any(is_number_or_scalar_tensor(value.get(name)) for name in SCALE_NAMES) or "loss_scaler" in value
+    )
     keeps_copies = any(
         isinstance(entry, list) and any(isinstance(item, Tensor | list) for item in entry)
         for entry in value.values()
@@ -224,7 +226,7 @@ def _note_loss_scale(parts: CheckpointContents, value: Any, place: Place) -> Non
         is_optimizer_state(value) or any(is_optimizer_state(entry) for entry in value.values())
     ):
         for name in SCALE_NAMES:
-            if is_number(value.get(name)):
+            if is_number_or_scalar_tensor(value.get(name)):
                 parts.loss_scales[(*place, name)] = value[name]
 
 

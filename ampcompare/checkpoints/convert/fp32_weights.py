@@ -11,7 +11,7 @@ from torch import Tensor
 from ampcompare.backends.apex_levels import LEVELS, has_half_weights
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.checkpoints.convert.detect import CheckpointContents
-from ampcompare.checkpoints.reader.placeholders import entry_errors_translated
+from ampcompare.checkpoints.reader.placeholders import translate_entry_errors
 
 NO_ADAM = frozenset(
     {"grad_averaging", "max_grad_norm", "norm_type", "max_coeff", "trust_clip", "always_adapt"}
@@ -87,7 +87,7 @@ def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level
     halves: Counter[str] = Counter()
     for index, place in enumerate(parts.models):
         masters = parts.masters[index] if index < len(parts.masters) else {}
-        with entry_errors_translated(*place):
+        with translate_entry_errors(*place):
             model = entry_at_place(result.state, place)
             for name, value in model.items():
                 if name in masters:
@@ -116,7 +116,7 @@ def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level
 def _widen_optimizer_state(parts: CheckpointContents, result: ConvertedCheckpoint) -> None:
     for place in parts.optimizers:
         halves: Counter[str] = Counter()
-        with entry_errors_translated(*place):
+        with translate_entry_errors(*place):
             optimizer = entry_at_place(result.state, place)
             for entry in optimizer["state"].values():
                 for key, value in entry.items() if isinstance(entry, dict) else ():
@@ -127,8 +127,8 @@ def _widen_optimizer_state(parts: CheckpointContents, result: ConvertedCheckpoin
             result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
         split_flat_optimizer_state(optimizer, ".".join(place), parts, result)
-        give_adam_state_a_step_count_per_parameter(optimizer, ".".join(place), result)
-        give_adagrad_state_what_torch_reads(optimizer, ".".join(place), result)
+        move_adam_step_to_parameters(optimizer, ".".join(place), result)
+        add_adagrad_entries_of_torch(optimizer, ".".join(place), result)
 
 
 def split_flat_optimizer_state(
@@ -151,7 +151,7 @@ def split_flat_optimizer_state(
     is_flat = False
     for place, group in enumerate(optimizer["param_groups"]):
         begin = count
-        with entry_errors_translated(name, "param_groups", place):
+        with translate_entry_errors(name, "param_groups", place):
             for number in group["params"]:
                 entry = optimizer["state"].get(number)
                 size = _flat_element_count(entry)
@@ -229,9 +229,7 @@ def _cut_flat_state(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[
     return pieces
 
 
-def give_adam_state_a_step_count_per_parameter(
-    optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint
-) -> None:
+def move_adam_step_to_parameters(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
     """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter.
 
     The other fused optimizers with a step count in the group, and `FusedAdam` without bias correction, have no
@@ -242,7 +240,7 @@ def give_adam_state_a_step_count_per_parameter(
             continue
         if "amsgrad" in group and all(
             "step" in entry for entry in _states_of_parameter_group(optimizer, group)
-        ):  # see `add_fused_step_counts`
+        ):  # see `add_adam_step_to_groups`
             del group["step"], group["bias_correction"]
             continue
         if not group["bias_correction"] or not NO_ADAM.isdisjoint(group):
@@ -253,7 +251,7 @@ def give_adam_state_a_step_count_per_parameter(
             )
             result.changed.append(f"{name}: the state of {kind}, unchanged: torch has no such optimizer")
             continue
-        with entry_errors_translated(name, "param_groups", number):
+        with translate_entry_errors(name, "param_groups", number):
             step = group.pop("step")
             count = float(step.reshape(-1)[0]) if isinstance(step, Tensor) else float(step)
             entries = _states_of_parameter_group(optimizer, group)
@@ -274,14 +272,12 @@ def _states_of_parameter_group(
     return [entry for entry in held if isinstance(entry, dict) and entry]
 
 
-def give_adagrad_state_what_torch_reads(
-    optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint
-) -> None:
+def add_adagrad_entries_of_torch(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
     """Give the state of `apex.optimizers.FusedAdagrad` what torch's Adagrad reads too, at a decay of the rate of 0."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "lr_decay" in group or "eps" not in group:
             continue
-        with entry_errors_translated(name, "param_groups", number):
+        with translate_entry_errors(name, "param_groups", number):
             entries = _states_of_parameter_group(optimizer, group)
             if not entries or any(set(entry) != {"sum"} for entry in entries):
                 continue
@@ -293,12 +289,12 @@ def give_adagrad_state_what_torch_reads(
         )
 
 
-def add_fused_step_counts(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
+def add_adam_step_to_groups(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
     """Give the groups of Adam's state the step count that `apex.optimizers.FusedAdam` keeps there; AdamW ignores it."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or not {"betas", "amsgrad"} <= set(group):
             continue
-        with entry_errors_translated(name, "param_groups", number):
+        with translate_entry_errors(name, "param_groups", number):
             entries = _states_of_parameter_group(optimizer, group)
             if not entries or not all({"step", "exp_avg", "exp_avg_sq"} <= set(entry) for entry in entries):
                 continue

@@ -25,12 +25,12 @@ from ampcompare.checkpoints.convert.masters import (
 from ampcompare.checkpoints.convert.scalers import (
     SMALLEST_NORMAL,
     is_loss_scaler_state,
-    plain_number,
+    plain_number_or_value,
     unchecked_scale_of_state,
     values_of_loss_scaler,
 )
-from ampcompare.checkpoints.reader.foreign import FileContents, open_checkpoint, parser_errors_translated
-from ampcompare.checkpoints.reader.placeholders import entry_errors_translated
+from ampcompare.checkpoints.reader.foreign import FileContents, open_checkpoint, translate_parser_errors
+from ampcompare.checkpoints.reader.placeholders import translate_entry_errors
 from ampcompare.checkpoints.store.file import verify_checksum_of_file
 
 MAX_LINES = 20
@@ -64,7 +64,7 @@ class CheckpointInspection:
 def inspect_file(path: Path) -> CheckpointInspection:
     """Look into a checkpoint of any program without running anything in it."""
     contents = open_checkpoint(path)
-    with parser_errors_translated(path), torch.no_grad():
+    with translate_parser_errors(path), torch.no_grad():
         return _inspect_contents(path, contents)
 
 
@@ -84,8 +84,8 @@ def _inspect_contents(path: Path, contents: FileContents) -> CheckpointInspectio
         arm=parts.arm,
         rows=list(_inspection_rows(parts)),
         scales=list(_loss_scale_rows(parts)),
-        notes=list(_sentences_on_notes(parts)),
-        traps=list(_trap_sentences(parts)),
+        notes=list(_wrapper_and_unmatched_master_sentences(parts)),
+        traps=list(_resume_hazard_sentences(parts)),
         objects=objects,
         calls=contents.calls,
     )
@@ -127,7 +127,7 @@ def _inspection_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     for kind, entries in kinds:
         for place, entry in entries.items():
             is_other = kind == "weights" and len(parts.models) > 1 and _is_input_normalization(entry)
-            with entry_errors_translated(*place):
+            with translate_entry_errors(*place):
                 row = _inspection_row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
             yield row
     where = parts.places_of_masters or "masters"
@@ -161,8 +161,8 @@ def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
         for name, own in state.items():
             yield {
                 "place": ".".join((*place, name)),
-                "scale": plain_number(own["loss_scale"]),
-                "clean_steps": plain_number(own["unskipped"]),
+                "scale": plain_number_or_value(own["loss_scale"]),
+                "clean_steps": plain_number_or_value(own["unskipped"]),
             }
     for place, state in (*parts.wrappers.items(), *parts.loss_scales.items()):
         if (scale := unchecked_scale_of_state(state)) is None:
@@ -180,13 +180,13 @@ def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     for place, state in parts.scalers.items():
         yield {
             "place": ".".join(place) or "(all)",
-            "scale": plain_number(state["scale"]),
-            "clean_steps": plain_number(state["_growth_tracker"]),
-            "growth_interval": plain_number(state["growth_interval"]),
+            "scale": plain_number_or_value(state["scale"]),
+            "clean_steps": plain_number_or_value(state["_growth_tracker"]),
+            "growth_interval": plain_number_or_value(state["growth_interval"]),
         }
 
 
-def _sentences_on_notes(parts: CheckpointContents) -> Iterator[str]:
+def _wrapper_and_unmatched_master_sentences(parts: CheckpointContents) -> Iterator[str]:
     for place, model in parts.models.items():
         if prefix := common_wrapper_prefix(model):
             yield f"the names in {'.'.join(place) or 'it'} begin with `{prefix}`: saved from inside of a wrapper"
@@ -256,7 +256,7 @@ def _has_half_state(parts: CheckpointContents) -> bool:
     return any(tensor.dtype is torch.float16 for tensor in _iter_moments(parts))
 
 
-def _trap_sentences(parts: CheckpointContents) -> Iterator[str]:
+def _resume_hazard_sentences(parts: CheckpointContents) -> Iterator[str]:
     yield from broken_value_sentences(parts)
     kinds = {half_type_of_weights(model) for model in parts.models.values()} - {None}
     rounded = bool(kinds)

@@ -114,7 +114,7 @@ def find_masters(
         first.setdefault(_memory_key(weight.value), weight)
     free = list(first.values())
     for bundle in _tensors_together_in(root, (), set()):
-        if not free or bundle.place in halves or _is_of_another_model(bundle.place, halves):
+        if not free or bundle.place in halves or _is_of_other_model_state(bundle.place, halves):
             continue
         matches = _weights_copied_by_each_tensor(bundle, free)
         is_known = _are_where_copies_lie(bundle, wrappers)
@@ -163,7 +163,7 @@ def _add_copies(found: Masters, tensor: Tensor, weights: Sequence[_WeightAtPlace
         found.layouts.append((tensor.numel(), [weight.value.shape for weight in weights]))
 
 
-def _is_of_another_model(place: Place, halves: set[Place]) -> bool:
+def _is_of_other_model_state(place: Place, halves: set[Place]) -> bool:
     """Return whether a place is by its name that of another state of the model, such as the best so far."""
     keys = {key for key in place if any(word in key.lower() for word in OTHER_STATES)}
     return bool(keys) and not any(keys <= set(own) for own in halves)

@@ -54,7 +54,7 @@ OPTION_KEYS = frozenset(
 
 def parse_scale(value: Any, where: str) -> float:
     """Return a loss scale, a positive finite fp32 number; `where` names it in the error for anything else."""
-    value = plain_number(value)
+    value = plain_number_or_value(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SCALE:
         raise ConversionError(
             f"{where} is {_value_text(value)}, not a usable loss scale; convert a checkpoint from before that"
@@ -64,7 +64,7 @@ def parse_scale(value: Any, where: str) -> float:
 
 def parse_count(value: Any, where: str) -> int:
     """Return a number of steps, truncated to an integer; `where` says in the error what it counts."""
-    value = plain_number(value)
+    value = plain_number_or_value(value)
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -93,21 +93,23 @@ class LossScalerValues:
     most: float | None = None
 
 
-def is_number(value: Any) -> bool:
+def is_number_or_scalar_tensor(value: Any) -> bool:
     """Return whether a value is a number, or a tensor of one."""
     return (isinstance(value, int | float) and not isinstance(value, bool)) or (
         isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
     )
 
 
-def plain_number(value: Any) -> Any:
+def plain_number_or_value(value: Any) -> Any:
     """Return a tensor of one number as that number, and any other value as it is."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def is_loss_scaler_state(value: Any) -> bool:
     """Return whether a value is the state of a loss scaler: a scale with what moves it, and little else."""
-    if not isinstance(value, Mapping) or not any(is_number(value.get(key)) for key in SCALE_KEYS):
+    if not isinstance(value, Mapping) or not any(
+        is_number_or_scalar_tensor(value.get(key)) for key in SCALE_KEYS
+    ):
         return False
     known = (STATE_KEYS | OPTION_KEYS).union(SCALE_KEYS).intersection(value)
     return not STATE_KEYS.isdisjoint(value) and 2 * len(known) >= len(value)
@@ -115,7 +117,7 @@ def is_loss_scaler_state(value: Any) -> bool:
 
 def _scaler_values_in_state(state: Any) -> dict[str, Any]:
     """Return the values of the loss scaler that a state is or holds, as plain numbers where they are numbers."""
-    if is_number(state):
+    if is_number_or_scalar_tensor(state):
         state = {"loss_scale": state, "dynamic": True}
     scaler = state.get(
         "loss_scaler", next((entry for entry in state.values() if is_loss_scaler_state(entry)), state)
@@ -126,7 +128,7 @@ def _scaler_values_in_state(state: Any) -> dict[str, Any]:
             "installed, and save {'_loss_scale': ..., 'dynamic': ..., '_unskipped': ...} under loss_scaler"
         )
     around = {"dynamic": state["dynamic_loss_scale"]} if "dynamic_loss_scale" in state else {}
-    return {key: plain_number(value) for key, value in {**around, **scaler}.items()}
+    return {key: plain_number_or_value(value) for key, value in {**around, **scaler}.items()}
 
 
 def _first_value_under_keys(scaler: Mapping[str, Any], *keys: str) -> Any:

@@ -181,7 +181,7 @@ class _PlainReader:
         if isinstance(value.state, dict):
             made = self.convert_value(value.state, place, depth)
         else:
-            made = _value_of_known_object(value.name, value.arguments)
+            made = _value_of_standard_library_object(value.name, value.arguments)
             if made is None:
                 made = [self.convert_value(item, place, depth) for item in value.arguments]
         self.changed.append((place, value.name, _form_of_value_text(made)))
@@ -246,7 +246,7 @@ def _form_of_value_text(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-def _value_of_known_object(name: str, arguments: tuple[Any, ...]) -> str | float | None:
+def _value_of_standard_library_object(name: str, arguments: tuple[Any, ...]) -> str | float | None:
     """Return the value of an object of the standard library as text or a number; None if it is of another kind."""
     kind = name.rpartition(".")[2]
     try:
@@ -299,7 +299,7 @@ def _lines_on_converted_places(changed: list[tuple[Place, str, str]]) -> Iterato
 
 
 @contextmanager
-def parser_errors_translated(path: Path) -> Iterator[None]:
+def translate_parser_errors(path: Path) -> Iterator[None]:
     """Turn whatever a parser raises on bytes that are not what they claim into one line about the file.
 
     Raises:
@@ -327,7 +327,7 @@ def open_regular_file(path: Path) -> BufferedReader:
 
 def open_checkpoint(path: Path) -> FileContents:
     """Open a checkpoint: an archive of torch, a file of torch before 1.6, a plain pickle, or safetensors."""
-    with parser_errors_translated(path):
+    with translate_parser_errors(path):
         with open_regular_file(path) as file:
             head = file.read(512)
         if not head:

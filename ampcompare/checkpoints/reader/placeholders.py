@@ -104,7 +104,7 @@ class OpaqueObject(metaclass=PlaceholderClass):
 
 
 @contextmanager
-def entry_errors_translated(*path: object) -> Iterator[None]:
+def translate_entry_errors(*path: object) -> Iterator[None]:
     """Turn what code raises on an entry of another shape into a ConversionError that names the entry by its keys.
 
     A file can hold anything under the keys that are read here, and to check each value before its use would double the

@@ -23,7 +23,7 @@ from ampcompare.results.records.document import (
 from ampcompare.results.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
-from ampcompare.settings.config import RunConfig, former_autocast_lists
+from ampcompare.settings.config import RunConfig, autocast_lists_of_older_settings
 
 # Fields of a summary in records that knew only the classification of images.
 OLDER_FIELDS = {
@@ -374,7 +374,9 @@ class RunRecord(ShownInNotebook, FrozenRecord):
         """
         config = data.get("config") if isinstance(data, dict) else None
         if isinstance(config, dict) and "autocast_lists" not in config:
-            lists = former_autocast_lists(config, str((data.get("environment") or {}).get("device", "")))
+            lists = autocast_lists_of_older_settings(
+                config, str((data.get("environment") or {}).get("device", ""))
+            )
             data = {**data, "config": {**config, "autocast_lists": lists}}
         ran = data.get("effective") if isinstance(data, dict) else None
         if not isinstance(ran, dict) or not {"library", "version"} <= ran.keys():

@@ -5,7 +5,7 @@
 | `diagnosed` | watched, on rank 0 | `StepWatchRequest` | what was seen, to `answer` |
 | `profiled` | profiled, on each rank | `ProfileRequest` | a profile of each rank to its own file, a trace of rank 0 |
 | `prefix` | made for its first steps, in fp32 | `PrefixWatchRequest` | what was seen on rank 0, to `answer` |
-| `resumed` | traced, whole or up to a file that it saves, on rank 0 | `ResumeRequest` | rows, to `trace` |
+| `resumed` | traced, whole or up to a file that it saves, on rank 0 | `ResumeTraceRequest` | rows, to `trace` |
 
 Rank 0 also writes its exit code to `ended`: others may wait for it for minutes, and need not.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ampcompare.script.process.prepare import PreparedProcess
     from ampcompare.script.recording.recorder import Recorder
     from ampcompare.settings.examination import ScriptRequest
-    from ampcompare.settings.resume_trace import ResumeRequest
+    from ampcompare.settings.resume_trace import ResumeTraceRequest
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -39,14 +39,14 @@ def main(kind: str, path: str) -> int:
     from ampcompare.diagnosis.options import PrefixWatchRequest, StepWatchRequest
     from ampcompare.diagnosis.profiling.options import ProfileRequest
     from ampcompare.script.invocation.stderr import say_once
-    from ampcompare.settings.resume_trace import ResumeRequest
+    from ampcompare.settings.resume_trace import ResumeTraceRequest
 
     rank = rank_of_process()
     kinds: dict[str, type[ScriptRequest]] = {
         "diagnosed": StepWatchRequest,
         "profiled": ProfileRequest,
         "prefix": PrefixWatchRequest,
-        "resumed": ResumeRequest,
+        "resumed": ResumeTraceRequest,
     }
     request: ScriptRequest = kinds[kind].read(Path(path))
     status = 1
@@ -57,7 +57,7 @@ def main(kind: str, path: str) -> int:
             status = _run_script_profiled(request, rank)
         elif isinstance(request, PrefixWatchRequest):
             status = _run_prefix_watched(request, rank)
-        elif isinstance(request, ResumeRequest):
+        elif isinstance(request, ResumeTraceRequest):
             status = _run_traced_script(request, rank)
     except AmpCompareError as error:
         say_once(str(error))
@@ -202,7 +202,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
     return status
 
 
-def _run_traced_script(request: ResumeRequest, rank: int) -> int:
+def _run_traced_script(request: ResumeTraceRequest, rank: int) -> int:
     """Run a script and write a trace of its steps, and of what it saves and loads."""
     from ampcompare.base.patches import Subscriptions
     from ampcompare.script.resume.resume_trace import ResumeTraceRecorder

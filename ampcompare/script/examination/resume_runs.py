@@ -1,6 +1,6 @@
 """Run a script, and once more as it is started again: `python -m ampcompare.script.examination.resume_runs REQUEST...`.
 
-Each REQUEST is the file of a `ResumeRequest`. The second run finds the files that the first one wrote, also in a
+Each REQUEST is the file of a `ResumeTraceRequest`. The second run finds the files that the first one wrote, also in a
 sandbox, which holds for one process and what that starts. It gets the names of the file that was saved last. Behind a
 first run that kills copies of itself, the second is made for each set of files that they have left.
 """
@@ -21,7 +21,7 @@ from ampcompare.settings.resume_trace import (
     FOLDER,
     TraceRowKind,
     converted_checkpoint_name,
-    last_state_folder,
+    last_accelerate_state_folder,
     read_trace_rows,
     rows_of_saved_files,
 )
@@ -40,7 +40,7 @@ def run_requests(requests: list[str]) -> int:
         request = json.loads(path.read_text(encoding="utf-8"))
         if number:
             _set_checkpoint_in_request(
-                request, rows_of_saved_files(rows)[-1]["path"], last_state_folder(rows)
+                request, rows_of_saved_files(rows)[-1]["path"], last_accelerate_state_folder(rows)
             )
             path.write_text(json.dumps(request), encoding="utf-8")
         code = _run_in_fork(path)

@@ -107,9 +107,9 @@ def state_to_resume_and_resumption(
     trainer = state.get("trainer") or arm
     if arm != config.arm:
         from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
-        from ampcompare.checkpoints.reader.foreign import parser_errors_translated
+        from ampcompare.checkpoints.reader.foreign import translate_parser_errors
 
-        with parser_errors_translated(path):
+        with translate_parser_errors(path):
             conversion = convert_state_to_arm(state, config.arm)
         state = conversion.state
         notes += [

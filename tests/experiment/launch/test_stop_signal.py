@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import Ended
-from ampcompare.cli.launching import save_at_signals
+from ampcompare.cli.launching import save_and_end_at_signals
 from ampcompare.experiment import run_plan as run
 from ampcompare.experiment.launch.contract import (
     Launcher,
@@ -52,7 +52,7 @@ def test_a_signal_does_not_cut_off_what_is_saved(
 
     monkeypatch.setattr(run, "summarize", summarize)
     expected = KeyboardInterrupt if number == signal.SIGINT else Ended
-    with pytest.raises(expected), launcher, save_at_signals(launcher):
+    with pytest.raises(expected), launcher, save_and_end_at_signals(launcher):
         run.run_plan(
             plan, tmp_path, launcher, jobs=1 + pool, save=lambda comparison, folder: saved.append(comparison)
         )
@@ -78,7 +78,7 @@ def test_a_cell_that_had_ended_is_not_followed_by_another(tmp_path: Path) -> Non
             return True
 
     launcher = EndsAnyway()
-    with save_at_signals(launcher):
+    with save_and_end_at_signals(launcher):
         signal.raise_signal(signal.SIGTERM)
         assert launcher.launch(RunConfig(), tmp_path).status == "interrupted"
     assert list(tmp_path.iterdir()) == []
@@ -93,10 +93,10 @@ def test_another_error_that_a_library_makes_of_a_signal() -> None:
         except Ended:
             raise ImportError("numpy._core.multiarray failed to import") from None
 
-    with pytest.raises(Ended, match="ended by SIGTERM") as caught, save_at_signals(Fails()):
+    with pytest.raises(Ended, match="ended by SIGTERM") as caught, save_and_end_at_signals(Fails()):
         load()
     assert isinstance(caught.value.__cause__, ImportError)
-    with pytest.raises(ImportError), save_at_signals(Fails()):
+    with pytest.raises(ImportError), save_and_end_at_signals(Fails()):
         raise ImportError("as without a signal")
 
 
