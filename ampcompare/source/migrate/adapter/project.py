@@ -46,6 +46,10 @@ CORE_STAYS = (
     "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what "
     "the other initialized"
 )
+UNUSED_STAYS = (
+    "{} calls apex.amp and stays on Apex, so this import stays too, and nothing in this file uses it; remove it if no "
+    "other file has its name from here"
+)
 LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies; move it below"
 NOT_INITIALIZED = (
     "no file that is named here calls amp.initialize{}: what calls this must call that of {}, "
@@ -437,8 +441,10 @@ def _migration_with_core_on_apex(file: FileMigration, left: str) -> FileMigratio
         reason = Finding.of_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
         return replace(file, migration=Migration(file.document.text, [reason]))
     names = ModuleImports(Module(file.document.text))
-    is_unused = not names.uses and all(_imports_amp_alone(statement) for statement, _ in names.imports)
-    return replace(file, migration=Migration(file.document.text, [])) if is_unused else file
+    if names.uses or not all(_imports_amp_alone(statement) for statement, _ in names.imports):
+        return file
+    unused = [Finding.of_node(each, BY_HAND, UNUSED_STAYS.format(left)) for each, _ in names.imports[:1]]
+    return replace(file, migration=Migration(file.document.text, unused))
 
 
 def _imports_amp_alone(statement: ast.Import | ast.ImportFrom) -> bool:

@@ -513,10 +513,15 @@ def test_a_library_whose_callers_initialize_says_whose_function_they_must_call(t
 
 
 def test_an_import_without_use_stays_with_a_core_that_stays(tmp_path: Path) -> None:
-    files = {"train.py": "from apex import amp\nimport steps\namp.init()\n" + MAIN, "steps.py": USE}
-    _plans(tmp_path, files)
+    texts = {"train.py": "from apex import amp\nimport steps\namp.init()\n" + MAIN, "steps.py": USE}
+    _plans(tmp_path, texts)
     plans, _ = adapter_plans_and_unread_files(sorted(tmp_path.glob("*.py")))
-    assert not any(each.is_changed for plan in plans for each in plan.files)
+    files = {each.path.name: each for plan in plans for each in plan.files}
+    assert not any(each.is_changed for each in files.values())
+    (line,) = files["steps.py"].lines()
+    assert (
+        "steps.py:1:1: by hand: train.py calls apex.amp and stays on Apex, so this import stays too" in line
+    )
 
 
 def test_a_module_finds_the_adapter_in_the_folder_of_its_script_before_it_changes_the_path(
