@@ -18,6 +18,7 @@ from ampcompare.source.migrate.read.apex_guards import (
     outside_apex_question_findings,
 )
 from ampcompare.source.migrate.read.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
+from ampcompare.source.migrate.read.library_requests import findings_of_library_requests
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
@@ -28,7 +29,7 @@ from ampcompare.source.versions import Versions, known_versions
 
 # Without one of these a file is not parsed; a null byte means text in UTF-16, or no text.
 SIGNS = (
-    b"apex", b"amp_C", b"amp.scale_loss(", b"_amp_", b"_master_", b"\0",
+    b"apex", b"Apex", b"APEX", b"opt_level", b"amp_C", b"amp.scale_loss(", b"_amp_", b"_master_", b"\0",
     b"cuda.amp", b"cpu.amp", b"allow_tf32", b"float32_matmul_precision", b"torch_dtype",
 )  # fmt: skip
 # Returns the mistakes of a module: line, from 1, code of lint, and message.
@@ -175,7 +176,8 @@ def migrate_file(
         migration, around = None, Neighbors(path, imports)
         if may_use_apex(document.text):
             migration = migrate_text(document.text, around, versions or known_versions())
-            named = findings_of_texts_naming_apex(around.module_of_text(document.text))
+            module = around.module_of_text(document.text)
+            named = findings_of_texts_naming_apex(module) + findings_of_library_requests(module)
             migration = replace(migration, findings=sorted({*migration.findings, *named}))
             migration = _migration_with_mistakes(document.text, migration, examine)
             migration = migration_with_questions_to_packages(path, document.text, migration, imports)

@@ -32,6 +32,7 @@ from ampcompare.source.migrate.read.finding import (
     UnsureRewrite,
     origins_of_lines,
 )
+from ampcompare.source.migrate.read.library_requests import WORD as NAMED_FOR_LIBRARIES
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import ALONE, Neighbors
 from ampcompare.source.migrate.read.replacement_table import IMPORTED, LAYERS, REMOVED
@@ -131,7 +132,7 @@ class Migration:
 
 def may_use_apex(text: str) -> bool:
     """Return whether a text is worth parsing."""
-    return WORD.search(text) is not None or INTERNALS.search(text) is not None
+    return any(each.search(text) is not None for each in (WORD, INTERNALS, NAMED_FOR_LIBRARIES))
 
 
 def migrate_text(

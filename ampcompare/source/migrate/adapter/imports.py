@@ -18,6 +18,7 @@ from ampcompare.source.migrate.read.apex_guards import (
     places_replacing_apex,
 )
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
+from ampcompare.source.migrate.read.library_requests import findings_of_library_requests
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.replacement_table import LAYER_OPTIONS, OPTIMIZERS
 from ampcompare.source.migrate.replacements import (
@@ -167,6 +168,7 @@ def adapt_text(
     )
     _redirect_apex_lookups(module, edits, adapter)
     findings += _apex_availability_question_findings(module, always) + findings_of_texts_naming_apex(module)
+    findings += findings_of_library_requests(module)
     findings += (
         _ddp_limit_notes(module, names)
         + _apex_option_findings(module, names)

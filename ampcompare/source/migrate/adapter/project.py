@@ -80,6 +80,7 @@ RECEIVED = (
     "{} of {} gets model and optimizer: if it scales losses, or saves their state, by the installed Apex, the adapter "
     "is not that one"
 )
+SIGNS = (b"apex", b"Apex", b"APEX", b"opt_level")  # without one of these a file is not parsed
 INITIALIZES = re.compile(r"\binitialize\b")
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
@@ -148,7 +149,7 @@ def adapter_plans_and_unread_files(
     for path in paths:
         try:
             content = read_source_bytes(path)
-            text = parse_document(path, content).text if b"apex" in content else ""
+            text = parse_document(path, content).text if any(each in content for each in SIGNS) else ""
             migration = adapt_text(text)
             if migration.text != text or migration.findings:
                 root = places.import_root_of(path, text)
