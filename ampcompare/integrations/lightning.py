@@ -84,7 +84,7 @@ class StepCounter:
         self.skipped += not applied
         before, self.loss_scales = next(iter(self.loss_scales or loss_scales), None), loss_scales
         if self._rows is not None:
-            number, _ = self._rows.number_and_is_new(optimizer)
+            number, _ = self._rows.optimizer_number_and_is_new(optimizer)
             after = next(iter(loss_scales), None)
             value = None if loss is None else float(loss)
             self._rows.add_backward(

@@ -28,7 +28,7 @@ from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import SeedCall, lost_statistics_text
 from ampcompare.script.beginning.first_weights import FirstWeightsFollower
-from ampcompare.script.beginning.seeding import SeedWatch
+from ampcompare.script.beginning.seeding import SeedFollower
 from ampcompare.script.behind.stand_in import StandIn
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.invocation.stderr import say_once
@@ -49,7 +49,7 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _stand_ins: list[StandIn] = []  # of this process, like the next; kept until it ends
 _ledgers: list[ScriptLedgerWatch] = []
-_seedings: list[SeedWatch] = []
+_seedings: list[SeedFollower] = []
 
 
 def run_script(
@@ -84,7 +84,7 @@ def current_stand_in() -> StandIn:
     return _stand_ins[-1]
 
 
-def types_of_lifted_weights() -> list[str]:
+def half_types_lifted_to_fp32() -> list[str]:
     """Return the 16-bit types of weights that the arm of this process has lifted to fp32."""
     return _stand_ins[-1].lifted_types if _stand_ins else []
 
@@ -124,7 +124,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: RecordedSteps | None) -> bool:
-        half, emulation = _half_mode_and_context(arm, settings)
+        half, emulation = _cpu_half_mode_and_context(arm, settings)
         emulation.__enter__()  # until the process ends
         if settings.autocast_lists == "cuda" and (settings.device == "cpu" or not torch.cuda.is_available()):
             cuda_casts(everywhere=True).__enter__()  # likewise: also for blocks that name the CPU
@@ -155,7 +155,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all_generators(settings.seed)
-    _follow_script_seeds(settings, prepared)
+    _shift_and_record_script_seeds(settings, prepared)
     if settings.twin:
         perturb_optimized_weights()  # until the process ends
     if settings.first_weights is not None:
@@ -178,7 +178,7 @@ def _record_lost_statistics(rows: RecordedSteps, watch: LostStatisticsWatch) -> 
         if CELL_FOLDER not in os.environ:
             say_once(lost_statistics_text(lost))
     if beyond := watch.find_layers_beyond_fp16():
-        rows.add_remark(variance_beyond_fp16_text(beyond))
+        rows.add_rounding_remark(variance_beyond_fp16_text(beyond))
 
 
 def _begin_from_stored_weights(file: Path, prepared: PreparedProcess) -> None:
@@ -193,12 +193,12 @@ def _begin_from_stored_weights(file: Path, prepared: PreparedProcess) -> None:
     register_optimizer_step_pre_hook(check)
 
 
-def _follow_script_seeds(settings: ExecSettings, prepared: PreparedProcess) -> None:
+def _shift_and_record_script_seeds(settings: ExecSettings, prepared: PreparedProcess) -> None:
     """Shift what the script seeds, and record it where a cell is recorded."""
     is_watched = prepared.recorder is not None and settings.watch
     if settings.shift_seeds is None and not is_watched:
         return
-    seeding = SeedWatch(SEED_STRIDE * (settings.seed or 0), settings.shift_seeds)
+    seeding = SeedFollower(SEED_STRIDE * (settings.seed or 0), settings.shift_seeds)
     seeding.install()  # until the process ends
     _seedings.append(seeding)
     if prepared.recorder is not None:
@@ -206,7 +206,7 @@ def _follow_script_seeds(settings: ExecSettings, prepared: PreparedProcess) -> N
         recorder.call_before_close(lambda: recorder.add_row({"kind": "seeds", "calls": seeding.seed_calls}))
 
 
-def _half_mode_and_context(
+def _cpu_half_mode_and_context(
     arm: Arm, settings: ExecSettings
 ) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""

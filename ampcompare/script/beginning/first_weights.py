@@ -37,7 +37,7 @@ class FirstWeightsFollower:
         )
         self._seen: set[int] = set()
         self._has_stepped = False
-        events.wrap(Optimizer, "add_param_group", self._add_group_weights)
+        events.wrap(Optimizer, "add_param_group", self._follow_added_param_group)
 
     def note_step_and_is_first(self) -> bool:
         """Record that a step follows, so that what optimizers get from here on is not first.
@@ -55,13 +55,13 @@ class FirstWeightsFollower:
         is_first, self._has_stepped = not self._has_stepped, True
         return is_first
 
-    def _add_group_weights(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _follow_added_param_group(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         inner(optimizer, *args, **kwargs)
         if not self._has_stepped:
-            self._add_first_weights(optimizer.param_groups[-1]["params"])
+            self._keep_or_replace_weights(optimizer.param_groups[-1]["params"])
 
     @torch.no_grad()
-    def _add_first_weights(self, params: list[torch.Tensor]) -> None:
+    def _keep_or_replace_weights(self, params: list[torch.Tensor]) -> None:
         for param in params:
             if id(param) in self._seen:
                 continue

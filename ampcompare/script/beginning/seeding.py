@@ -39,7 +39,7 @@ BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 Shift = Callable[[Any, int], Any]
 
 
-class SeedWatch:
+class SeedFollower:
     """What the script of this process seeds.
 
     Args:
@@ -63,13 +63,13 @@ class SeedWatch:
     @property
     def seed_calls(self) -> list[dict[str, Any]]:
         """The lines that seed, in the order of their first call."""
-        self._record_unseen_torch_seed()
+        self._record_direct_generator_seeding()
         return list(self._calls.values())
 
     def install(self) -> None:
         """Follow the functions that seed from now on."""
         wrap = self._events.wrap
-        self._note_known_torch_seed()
+        self._note_current_torch_seed()
         self._follow_torch_seeds()
         wrap(np.random, "seed", self._make_call_with_shifted_seed("numpy.random.seed", shifted_numpy_seed))
         wrap(random, "seed", self._make_call_with_shifted_seed("random.seed", shifted_python_seed))
@@ -157,8 +157,8 @@ class SeedWatch:
             try:
                 return seed_with(seed)
             finally:
-                self._note_known_torch_seed()
-        self._record_unseen_torch_seed()
+                self._note_current_torch_seed()
+        self._record_direct_generator_seeding()
         self._own.busy = True
         try:
             result = seed_with(seed)
@@ -169,7 +169,7 @@ class SeedWatch:
                     result = seed_with(used)
         finally:
             self._own.busy = False
-            self._note_known_torch_seed()
+            self._note_current_torch_seed()
         if seed is not None or kind == "global":
             self._record_seed_call(function, kind, seed, used)
         return result
@@ -196,11 +196,11 @@ class SeedWatch:
             row |= {} if used is seed else {"used": _seed_text(used)}
             self._calls[place, function] = row
 
-    def _note_known_torch_seed(self) -> None:
+    def _note_current_torch_seed(self) -> None:
         if len(self._known) < MAX_SEEDS:
             self._known.add(torch.default_generator.initial_seed())
 
-    def _record_unseen_torch_seed(self) -> None:
+    def _record_direct_generator_seeding(self) -> None:
         """Record that a method of torch's generator itself, which cannot be followed, has seeded it."""
         seed = torch.default_generator.initial_seed()
         if seed in self._known or len(self._known) >= MAX_SEEDS:
@@ -219,11 +219,11 @@ class SeedWatch:
             self._record_seed_call(function, kind)
         if kind != "state":
             return inner(*args, **kwargs)
-        self._record_unseen_torch_seed()
+        self._record_direct_generator_seeding()
         try:
             return inner(*args, **kwargs)
         finally:
-            self._note_known_torch_seed()
+            self._note_current_torch_seed()
 
     def _shift_new_python_generator(self, inner: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         around = self._make_call_with_shifted_seed("random.Random", shifted_python_seed, "own")
@@ -265,7 +265,7 @@ class SeedWatch:
             return self._seed_generator_shifted(seed_with, seed, function, shifted_torch_seed, kind, caller)
 
         # torch pickles a generator as one of `torch.Generator`.
-        return _subclass_counting_as(base, __module__="torch", __new__=new, manual_seed=manual_seed)
+        return _make_replacement_class(base, __module__="torch", __new__=new, manual_seed=manual_seed)
 
     def _shifted_numpy_class(self, base: Any, function: str, seeds: int | None) -> Any:
         first = "entropy" if function.endswith("SeedSequence") else "seed"
@@ -282,7 +282,7 @@ class SeedWatch:
                 lambda number: base(number, *args[1:], **kwargs), seed, function, shift, "own", caller
             )
 
-        replacement = _subclass_counting_as(base, __new__=make)
+        replacement = _make_replacement_class(base, __new__=make)
         return replacement
 
 
@@ -298,7 +298,7 @@ def _is_sequence_of_numbers(seed: Any) -> bool:
     )
 
 
-def _subclass_counting_as(base: Any, **members: Any) -> Any:
+def _make_replacement_class(base: Any, **members: Any) -> Any:
     """Return a class in the place of another one, whose instances count as its own wherever they were made."""
 
     def is_instance(cls: Any, value: Any) -> bool:

@@ -1,6 +1,6 @@
 """The `apex.amp` of a script under an arm that is not Apex's: what is left of it is a script without a scaled loss.
 
-Its calls become those that `PlainScript` follows:
+Its calls become those that `PlainScriptFollower` follows:
 
 | the script calls | what happens |
 |---|---|
@@ -33,7 +33,7 @@ from ampcompare.base.tensors.tree import cast_floating_tensors, tensors_in_value
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.autocast_and_scaler import trains_if_switched_off
 from ampcompare.script.torch_amp.gradient_stages import GradientStages
-from ampcompare.script.torch_amp.plain_script import PlainScript
+from ampcompare.script.torch_amp.plain_script import PlainScriptFollower
 from ampcompare.training.precision.base import owned_params
 
 ONE_SCALE = (
@@ -45,7 +45,7 @@ _KINDS = ("half", "float", "promote")
 Choose = Callable[[], "torch.dtype | None"]
 
 
-class _ArmScaleShown(LossScaler):
+class _ArmLossScaleView(LossScaler):
     """Show a script the loss scale of the arm, 1 without one; what it writes there, the arm's decision replaces."""
 
     def __init__(self, stages: GradientStages) -> None:
@@ -64,7 +64,7 @@ class _ArmScaleShown(LossScaler):
 class ScriptAmp:
     """The functions of `apex.amp`, on an arm."""
 
-    def __init__(self, arm: Arm, plain: PlainScript, rows: RecordedSteps | None = None) -> None:
+    def __init__(self, arm: Arm, plain: PlainScriptFollower, rows: RecordedSteps | None = None) -> None:
         self._arm = arm
         self._plain = plain
         self._rows = rows
@@ -88,7 +88,7 @@ class ScriptAmp:
         )
         self._is_initialized = True
         _amp_state.loss_scalers = [
-            _ArmScaleShown(self._plain.stages) for _ in range(options.get("num_losses", 1))
+            _ArmLossScaleView(self._plain.stages) for _ in range(options.get("num_losses", 1))
         ]
         registered, self._registered = self._registered, []
         for module, name, kind in registered:
@@ -100,7 +100,7 @@ class ScriptAmp:
         if self._rows is not None:
             self._rows.has_initialized = True
             if self._plain.stages.needs_scaler and options.get("num_losses", 1) > 1:
-                self._rows.add_note(ONE_SCALE)
+                self._rows.add_departure_note(ONE_SCALE)
         return models if optimizers is None else (models, optimizers)
 
     @contextmanager

@@ -12,9 +12,9 @@ from ampcompare.backends.arm import Arm
 from ampcompare.script.behind.apex_amp import refuse_init_of_old_amp
 from ampcompare.script.behind.side import ScriptSide, as_list
 from ampcompare.script.process.prepare import override_opt_level
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
-from ampcompare.script.torch_amp.half_weights import ApexScaling, HalfWeights
-from ampcompare.script.torch_amp.o1 import O1BehindTorch
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpByAutocast
+from ampcompare.script.torch_amp.half_weights import ApexScaling, TorchAmpByHalfWeights
+from ampcompare.script.torch_amp.o1 import TorchAmpByO1
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, make_o1_casts_off_factory
@@ -33,11 +33,11 @@ def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
     side.events.put_innermost(sys.modules["apex.amp"], "init", functools.partial(refuse_init_of_old_amp, arm))
     override_opt_level(level, side.events, quiet=True, options=options)
     if LEVELS[level].patch_torch_functions and side.engine == "compat":
-        return O1BehindTorch(arm, side.has_initialized)
+        return TorchAmpByO1(arm, side.has_initialized)
     if LEVELS[level].is_half and side.engine == "compat":
         scaling = ApexScaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
-        return HalfWeights(arm, scaling, side.rows, side.has_initialized, wrappers=side.wrappers)
-    return TorchAmp(arm, side.rows, side.has_initialized)
+        return TorchAmpByHalfWeights(arm, scaling, side.rows, side.has_initialized, wrappers=side.wrappers)
+    return TorchAmpByAutocast(arm, side.rows, side.has_initialized)
 
 
 def _initialize_at_arm_level(

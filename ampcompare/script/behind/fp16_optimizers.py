@@ -23,16 +23,16 @@ from ampcompare.training.precision.base import owned_params
 METHODS = {"backward", "update_master_grads", "clip_master_grads", "step", "zero_grad"}
 
 
-def follow_fp16_optimizers(rows: RecordedSteps | None, events: Subscriptions) -> None:
+def disable_fp16_optimizers(rows: RecordedSteps | None, events: Subscriptions) -> None:
     """Let both classes of Apex do nothing by themselves from now on."""
     events.wrap(importlib.import_module(MODULES[0]).tofp16, "forward", lambda original, module, value: value)
     for kind in fp16_optimizer_classes():
-        events.wrap(kind, "__init__", _FP16OptimizerFollower(rows).make)
+        events.wrap(kind, "__init__", _PassThroughFP16Optimizer(rows).make)
         for method in METHODS & vars(kind).keys():
-            events.wrap(kind, method, getattr(_FP16OptimizerFollower, method))
+            events.wrap(kind, method, getattr(_PassThroughFP16Optimizer, method))
 
 
-class _FP16OptimizerFollower:
+class _PassThroughFP16Optimizer:
     def __init__(self, rows: RecordedSteps | None) -> None:
         self._rows = rows
 

@@ -4,20 +4,20 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.script.behind.side import ScriptSide
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
-from ampcompare.script.torch_amp.half_weights import HalfScaling, HalfWeights
-from ampcompare.script.torch_amp.parallel_wrappers import reduce_gradients_in_dtype
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpByAutocast
+from ampcompare.script.torch_amp.half_weights import HalfScaling, TorchAmpByHalfWeights
+from ampcompare.script.torch_amp.parallel_wrappers import make_wrappers_reduce_in_dtype
 from ampcompare.training.precision.base import make_precision
 
 
-def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmp:
-    """Return what stands behind `torch.amp`: autocast, or `HalfWeights` if the arm holds weights in 16 bits."""
+def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpByAutocast:
+    """Return what stands behind `torch.amp`: by autocast, or by weights in 16 bits where the arm holds those."""
     if arm.roles is not None and arm.roles.operand_type == "tf32":
         # which sets the switches of this process
         make_precision(arm, device=side.device_type).prepare([], [])
     if (reduce := arm.options.get("reduce")) is not None:
-        reduce_gradients_in_dtype(getattr(torch, reduce), str(arm), side.events)
+        make_wrappers_reduce_in_dtype(getattr(torch, reduce), str(arm), side.events)
     if arm.roles is None or arm.roles.weights == "fp32":
-        return TorchAmp(arm, side.rows)
+        return TorchAmpByAutocast(arm, side.rows)
     scaling = HalfScaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
-    return HalfWeights(arm, scaling, side.rows, wrappers=side.wrappers)
+    return TorchAmpByHalfWeights(arm, scaling, side.rows, wrappers=side.wrappers)

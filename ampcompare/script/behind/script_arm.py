@@ -20,7 +20,7 @@ def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
     """Record the weights that `amp.initialize` gets, and return what follows `torch.amp`."""
     frontend = importlib.import_module("apex.amp.frontend")
     side.events.wrap(frontend, "_initialize", functools.partial(_initialize_with_weights_recorded, side))
-    return AsWritten(side.has_initialized, side.rows)
+    return TorchAmpAsWritten(side.has_initialized, side.rows)
 
 
 def _initialize_with_weights_recorded(
@@ -30,7 +30,7 @@ def _initialize_with_weights_recorded(
     return original(models, optimizers, *args, **kwargs)
 
 
-class AsWritten(TorchAmpStandIn):
+class TorchAmpAsWritten(TorchAmpStandIn):
     """Follows `torch.autocast` and `GradScaler` of a script; a scaler that is off leaves it one without a scaler."""
 
     def __init__(self, calls_apex: Callable[[], bool], rows: RecordedSteps | None) -> None:

@@ -20,22 +20,22 @@ from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.behind.apex_amp import ScriptAmp
 from ampcompare.script.behind.formats import ScriptFormats
-from ampcompare.script.behind.fp16_optimizers import follow_fp16_optimizers
+from ampcompare.script.behind.fp16_optimizers import disable_fp16_optimizers
 from ampcompare.script.behind.side import ScriptSide
 from ampcompare.script.behind.type_errors import find_type_refusal
-from ampcompare.script.imports.adapter_imports import answer_by_apex, follow_adapters
+from ampcompare.script.imports.adapter_imports import call_with_each_adapter, put_amp_functions_in_adapter
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
-from ampcompare.script.remarks.averages import AverageWatch
-from ampcompare.script.remarks.first_gradients import FirstGradientsWatch
+from ampcompare.script.remarks.averages import StuckAverageWatch
+from ampcompare.script.remarks.first_gradients import MissingFirstGradientsWatch
 from ampcompare.script.remarks.lost_decay import LostDecayWatch
 from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
-from ampcompare.script.remarks.running_sums import StandingSumWatch
+from ampcompare.script.remarks.running_sums import LossySumWatch
 from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
-from ampcompare.script.remarks.standing_statistics import StandingVarianceWatch
+from ampcompare.script.remarks.standing_statistics import StuckVarianceWatch
 from ampcompare.script.torch_amp.keep_fp32 import KeptFp32AtFirstCall
 from ampcompare.script.torch_amp.lifted_weights import LiftedWeights
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
-from ampcompare.script.torch_amp.plain_script import PlainScript
+from ampcompare.script.torch_amp.plain_script import PlainScriptFollower
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import TrainerContext
@@ -81,14 +81,14 @@ class StandIn:
         self.torch_amp.install(self._events)
         if formats is not None:
             formats.install(self._events)  # before what makes a block of autocast, so inside of it
-        plain = PlainScript(
+        plain = PlainScriptFollower(
             arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._record_weights
         )
         plain.install(self._events)
         self._casting = plain.casting
         self._whole_numbers = plain.whole_numbers
         if not in_script.is_as_written:
-            follow_fp16_optimizers(rows, self._events)
+            disable_fp16_optimizers(rows, self._events)
         self.keeps_apex = in_script.keeps_apex
         self._answer_calls_of_apex(plain)
         self._keep_modules_in_fp32()
@@ -112,15 +112,15 @@ class StandIn:
         make: StandBehind = pkgutil.resolve_name(in_script.behind)
         return make(self.arm, side)
 
-    def _answer_calls_of_apex(self, plain: PlainScript) -> None:
+    def _answer_calls_of_apex(self, plain: PlainScriptFollower) -> None:
         """Put the arm behind `apex.amp` and the adapter that `migrate` writes, unless Apex's calls stay its own."""
         if not self.keeps_apex:
             self._put_in_place_of_amp(ScriptAmp(self.arm, plain, self._rows))
         elif self._rows is not None:
-            self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, self._rows))
+            self._events.wrap(*Points.BACKWARD, functools.partial(_record_unscaled_backward, self._rows))
         if not self.arm.is_as_written:
-            answer = functools.partial(answer_by_apex, importlib.import_module("apex.amp"))
-            follow_adapters(answer, self._events)
+            answer = functools.partial(put_amp_functions_in_adapter, importlib.import_module("apex.amp"))
+            call_with_each_adapter(answer, self._events)
 
     def _keep_modules_in_fp32(self) -> None:
         """Keep those that the arm names without casts, where it casts by calls."""
@@ -132,19 +132,19 @@ class StandIn:
     def _watch_steps(self, rows: RecordedSteps) -> None:
         """Remark what first gradients and rounding show."""
         steps = OptimizerStepEvents(self._events)
-        FirstGradientsWatch(rows).follow(steps)
+        MissingFirstGradientsWatch(rows).follow(steps)
         if not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
             self._watch_roundings(rows, steps)
 
     def _watch_roundings(self, rows: RecordedSteps, steps: OptimizerStepEvents) -> None:
         """Remark what rounding takes from the script by its own lines."""
         calls = SampledCallsWatch(steps, self._events)
-        AverageWatch(rows).follow(
+        StuckAverageWatch(rows).follow(
             steps, calls, lambda: self.torch_amp.casts_weights or bool(self._lifted.types)
         )
-        StandingSumWatch(rows).follow(calls)
+        LossySumWatch(rows).follow(calls)
         LostDecayWatch(rows).follow(steps, calls, optimizers=self.arm.is_as_written)
-        StandingVarianceWatch(rows).follow(steps)
+        StuckVarianceWatch(rows).follow(steps)
         if not self.torch_amp.casts_weights:
             RoundedWeightsWatch(rows).follow(steps, self._events)
 
@@ -212,10 +212,10 @@ class StandIn:
         torch.clear_autocast_cache()
 
 
-def _record_plain_backward(
+def _record_unscaled_backward(
     rows: RecordedSteps, original: Any, tensors: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Record a loss that nothing scales, next to those of `scale_loss`."""
-    if rows.is_outside_of_blocks:
-        rows.add_plain_backward(detached_value(tensors if isinstance(tensors, Tensor) else tensors[0]))
+    if rows.is_outside_scale_loss_blocks:
+        rows.add_unscaled_backward(detached_value(tensors if isinstance(tensors, Tensor) else tensors[0]))
     return original(tensors, *args, **kwargs)

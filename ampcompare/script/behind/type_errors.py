@@ -20,9 +20,9 @@ from ampcompare.base.location import is_users_file, location_of_error
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.script.process.banned_loss import BANNED
-from ampcompare.script.torch_amp.half_weights import HalfWeights
+from ampcompare.script.torch_amp.half_weights import TorchAmpByHalfWeights
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
-from ampcompare.script.torch_amp.o1 import O1BehindTorch
+from ampcompare.script.torch_amp.o1 import TorchAmpByO1
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.widening_modules import WideningModulesWatch
 from ampcompare.training.precision.base import half_dtype_of
@@ -175,7 +175,7 @@ class _ScriptFailure:
             return (
                 self.casts
                 and isinstance(self.error, Exception)
-                and self.names_halves_alone
+                and self.names_only_half_types
                 and bool(self.find_torch_call)
             )
         if not may_be or not TYPES.search(self.first_message_line):
@@ -185,7 +185,7 @@ class _ScriptFailure:
         )  # else of a type that the script has chosen itself
 
     @property
-    def names_halves_alone(self) -> bool:
+    def names_only_half_types(self) -> bool:
         """Whether the message names 16-bit types and no other, so that one of them is refused."""
         names = TYPE_NAME.findall(self.first_message_line)
         return bool(names) and all(HALF_TYPE.fullmatch(name) for name in names)
@@ -216,7 +216,7 @@ class _FailureKind:
     applies: Callable[[_ScriptFailure], bool] = lambda failure: True
     shown: str = ""
 
-    def has_failure(self, failure: _ScriptFailure) -> bool:
+    def matches_failure(self, failure: _ScriptFailure) -> bool:
         return bool(self.pattern.search(failure.first_message_line)) and self.applies(failure)
 
     def refusal_of_failure(self, failure: _ScriptFailure) -> UnsupportedCombination:
@@ -238,18 +238,18 @@ def _find_refusal_of_failure(
     lifted: Sequence[str],
     rounded: str,
 ) -> UnsupportedCombination | None:
-    widening = names.widening if isinstance(names, HalfWeights) else None
+    widening = names.widening if isinstance(names, TorchAmpByHalfWeights) else None
     kind, has_graph = _kind_of_stand_in(arm, names), names.script.has_gradient_graph
     failure = _ScriptFailure(error, arm, kind, casts, lifted, rounded, widening, has_graph)
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_refusal_of_types else OTHER_ERRORS
-    row = next((row for row in rows if row.has_failure(failure)), None)
+    row = next((row for row in rows if row.matches_failure(failure)), None)
     return None if row is None else row.refusal_of_failure(failure)
 
 
 def _kind_of_stand_in(arm: Arm, names: TorchAmpStandIn) -> _StandInKind:
-    if isinstance(names, HalfWeights):
+    if isinstance(names, TorchAmpByHalfWeights):
         return _StandInKind.WEIGHTS
-    if isinstance(names, O1BehindTorch):
+    if isinstance(names, TorchAmpByO1):
         return _StandInKind.O1
     lacks_casts = names.script.has_autocast and arm.roles is not None and arm.roles.operand_type == "fp32"
     return _StandInKind.NO_CASTS if lacks_casts else _StandInKind.AUTOCAST
@@ -280,7 +280,7 @@ def _may_be_from_lifted_weights(failure: _ScriptFailure) -> bool:
 
 def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arms that can compute what does not fit 16-bit weights."""
-    kept = _modules_to_keep_fp32(failure)
+    kept = _keep_fp32_patterns(failure)
     arms = tuple(str(_arm_keeping_one_more_module(failure.arm, one)) for one in kept)
     if ATTENTION.search(failure.first_message_line):
         return (*arms, "native:bf16", "native:fp16")
@@ -291,7 +291,7 @@ def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
     )
 
 
-def _arms_for_types_in_torch(failure: _ScriptFailure) -> tuple[str, ...]:
+def _arms_for_mixed_types_in_torch(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arms that can compute what code of torch inside of a module does with both types."""
     trace = failure.error.__traceback__
     model = _raising_modules_and_their_locals(trace)[0][0]
@@ -360,10 +360,10 @@ def _uncast_torch_call_text(failure: _ScriptFailure) -> str:
 
 def _uncast_torch_module_text(failure: _ScriptFailure) -> str:
     module = _name_of_module_inside_which_torch_raised(failure.error.__traceback__)
-    return f"code of torch itself in {module} computes with both types, which {_caster_lacking_it(failure)}"
+    return f"code of torch itself in {module} computes with both types, which {_missing_cast_phrase(failure)}"
 
 
-def _caster_lacking_it(failure: _ScriptFailure) -> str:
+def _missing_cast_phrase(failure: _ScriptFailure) -> str:
     return "Apex's lists do not cast" if failure.stands is _StandInKind.O1 else "torch.autocast does not cast"
 
 
@@ -379,10 +379,10 @@ def _has_rounded_index(failure: _ScriptFailure) -> bool:
 
 
 def _lacks_half_kernel(failure: _ScriptFailure) -> bool:
-    return failure.names_halves_alone or bool(NO_KERNEL.search(failure.first_message_line))
+    return failure.names_only_half_types or bool(NO_KERNEL.search(failure.first_message_line))
 
 
-def _is_of_torch_module_with_casts(failure: _ScriptFailure) -> bool:
+def _has_mixed_types_inside_torch_module(failure: _ScriptFailure) -> bool:
     """Return whether code of torch inside of a module has mixed types where functions are cast."""
     trace = failure.error.__traceback__
     if not _name_of_module_inside_which_torch_raised(trace):
@@ -485,7 +485,7 @@ TYPE_ERRORS = (
         "an operation takes fp32 alone, and gets 16-bit tensors",
         lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 and its result back there",
-        applies=lambda failure: _has_only_16_bit_tensors(failure.error.__traceback__),
+        applies=lambda failure: _raising_function_holds_only_halves(failure.error.__traceback__),
     ),
     _FailureKind(
         BOTH_HALVES,
@@ -536,8 +536,8 @@ TYPE_ERRORS = (
     _FailureKind(
         ANY,
         _uncast_torch_module_text,
-        _arms_for_types_in_torch,  # no line of the user could be changed
-        applies=_is_of_torch_module_with_casts,
+        _arms_for_mixed_types_in_torch,  # no line of the user could be changed
+        applies=_has_mixed_types_inside_torch_module,
     ),
     _FailureKind(
         ANY,
@@ -643,7 +643,7 @@ def _arms_without_scale(failure: _ScriptFailure) -> tuple[str, ...]:
     return str(_arm_keeping_one_more_module(UNSCALED, kept) if kept else UNSCALED), "fp32"
 
 
-def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:
+def _keep_fp32_patterns(failure: _ScriptFailure) -> list[str]:
     """Return patterns of modules each of which may let a script train: what makes fp32 of 16 bits, and what got fp32.
 
     The first give the type of their inputs if the arm keeps them. Of the second, which run whole in fp32 as they are,
@@ -654,7 +654,7 @@ def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:
     if not modules:
         return []
     names = {id(module): name for name, module in modules[0].named_modules()}
-    found = [] if failure.widening is None else failure.widening.modules_inside(modules[0])
+    found = [] if failure.widening is None else failure.widening.names_of_widening_modules(modules[0])
     patterns = ["|".join(dict.fromkeys(LAYER_NUMBER.sub("*", name) for name in found))] if found else []
     outermost = ""
     for module, values in zip(reversed(modules), reversed(given), strict=True):
@@ -815,7 +815,7 @@ def _has_torch_mixed_types(failure: _ScriptFailure) -> bool:
     return (
         failure.find_torch_call is not None
         and len(failure.find_torch_call.types) == 1
-        and not failure.names_halves_alone
+        and not failure.names_only_half_types
     )
 
 
@@ -825,7 +825,7 @@ def _arm_keeping_one_more_module(arm: Arm, name: str) -> Arm:
     return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(filter(None, kept))})
 
 
-def _has_only_16_bit_tensors(trace: types.TracebackType | None) -> bool:
+def _raising_function_holds_only_halves(trace: types.TracebackType | None) -> bool:
     """Return whether the function that has raised holds 16-bit tensors and none of fp32, of its modules neither."""
     if trace is None:
         return False

@@ -46,7 +46,7 @@ def run_requests(requests: list[str]) -> int:
         code = _run_in_fork(path)
         rows = read_trace_rows(Path(request["trace"]))  # missing where the script could not be started
         if not code and request["kill"] is not None:
-            _resume_from_each_remains(Path(request["kill"]["folder"]), rows, Path(requests[-1]))
+            _resume_from_files_of_kills(Path(request["kill"]["folder"]), rows, Path(requests[-1]))
             break
         if code or not rows or rows[-1]["kind"] != TraceRowKind.STOP:
             break
@@ -68,14 +68,14 @@ def _set_checkpoint_in_request(request: dict[str, Any], saved: str, states: str)
     request["settings"]["arguments"] = words
 
 
-def _resume_from_each_remains(folder: Path, rows: list[dict[str, Any]], template: Path) -> None:
+def _resume_from_files_of_kills(folder: Path, rows: list[dict[str, Any]], template: Path) -> None:
     """Start the script from each set of files that killed copies have left, and write what came of it."""
     from ampcompare.script import arm_process  # noqa: F401 - imports torch once for all of them
-    from ampcompare.script.resume.killed_saves import lay_out_remains, put_back_originals
+    from ampcompare.script.resume.killed_saves import restore_files_of_killed_copy, restore_original_files
 
     attempts: dict[str, list[dict[str, Any]]] = {}
     for left in sorted({row["left"] for row in rows if row["kind"] == TraceRowKind.KILLED}, key=int):
-        lay_out_remains(folder / left)
+        restore_files_of_killed_copy(folder / left)
         attempts[left] = []
         request = json.loads(template.read_text(encoding="utf-8"))
         found = [path for path in request["candidates"] if os.path.lexists(path)]
@@ -92,7 +92,7 @@ def _resume_from_each_remains(folder: Path, rows: list[dict[str, Any]], template
             attempts[left].append({"saved": saved, "code": code, "place": str(place)})
             if not code and os.path.exists(own["trace"]):
                 break
-        put_back_originals(folder / left)
+        restore_original_files(folder / left)
     (folder / ATTEMPTS).write_text(json.dumps(attempts), encoding="utf-8")
 
 

@@ -23,7 +23,11 @@ from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
 from ampcompare.base.environment.packages import is_in_site_folder
 from ampcompare.base.processes.start import add_working_directory_first
 from ampcompare.script.invocation.exec_settings import ExecSettings
-from ampcompare.script.invocation.target import Target, digests_of_other_files_with_apex, files_with_apex
+from ampcompare.script.invocation.target import (
+    Target,
+    digests_of_apex_files_elsewhere,
+    loaded_apex_files_in_folder,
+)
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
 from ampcompare.source.amp_names import ADAPTER
@@ -92,16 +96,16 @@ class RewrittenTarget(Target):
         self, name: str, arguments: list[str], how: str, texts: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(name, arguments, is_module=False)
-        self._files = _MovedFiles(how, texts)
+        self._files = _MigratedFiles(how, texts)
 
     def load_code_and_main(self) -> tuple[CodeType, ModuleType]:
         """Return the rewritten code and its `__main__`; there is no Apex from here on."""
         sys.dont_write_bytecode = True
         path = Path(self.name).resolve()
-        _make_apex_uninstalled_here()
+        _hide_apex_from_imports()
         sys.meta_path.insert(0, _RewritingFinder(path.parent, self._files))
         _, main = super().load_code_and_main()
-        return compile(self._files.text_of(path), str(path), "exec", dont_inherit=True), main
+        return compile(self._files.migrated_text_of(path), str(path), "exec", dont_inherit=True), main
 
 
 class _SeededTarget(Target):
@@ -149,7 +153,7 @@ class _FinderWithoutApex(importlib.abc.MetaPathFinder):
         return found
 
 
-def _make_apex_uninstalled_here() -> None:
+def _hide_apex_from_imports() -> None:
     """Let this process be one in which no Apex is installed."""
     for name in [each for each in sys.modules if _is_apex_module(each)]:
         del sys.modules[name]
@@ -157,7 +161,7 @@ def _make_apex_uninstalled_here() -> None:
     sys.meta_path[:] = [_FinderWithoutApex(each) for each in others]
 
 
-class _MovedFiles:
+class _MigratedFiles:
     """What becomes of the files of a script; the arguments are those of `RewrittenTarget`."""
 
     def __init__(self, how: str, texts: Mapping[str, str] | None) -> None:
@@ -166,11 +170,11 @@ class _MovedFiles:
             None if texts is None else {os.path.realpath(path): text for path, text in texts.items()}
         )
 
-    def has_text_of(self, path: Path) -> bool:
+    def has_migrated_text_of(self, path: Path) -> bool:
         """Return whether a file is known to move."""
         return self._texts is not None and os.path.realpath(path) in self._texts
 
-    def text_of(self, path: Path) -> str:
+    def migrated_text_of(self, path: Path) -> str:
         """Return the text of a file behind the move."""
         if self._texts is not None:
             known = self._texts.get(os.path.realpath(path))
@@ -182,7 +186,7 @@ class _MovedFiles:
             return result.migration.text
         return path.read_text(encoding="utf-8") if result.document is None else result.document.text
 
-    def adapter_for(self, fullname: str, path: Sequence[str] | None) -> str | None:
+    def adapter_path_for_import(self, fullname: str, path: Sequence[str] | None) -> str | None:
         """Return the file of the adapter that an import finds; None if it finds none, or one that is written already.
 
         Args:
@@ -204,12 +208,12 @@ class _MovedFiles:
 class _RewritingLoader(importlib.machinery.SourceFileLoader):
     """Loads a rewritten module."""
 
-    def __init__(self, fullname: str, path: str, files: _MovedFiles) -> None:
+    def __init__(self, fullname: str, path: str, files: _MigratedFiles) -> None:
         super().__init__(fullname, path)
         self._files = files
 
     def get_code(self, fullname: str) -> CodeType | None:
-        return compile(self._files.text_of(Path(self.path)), self.path, "exec", dont_inherit=True)
+        return compile(self._files.migrated_text_of(Path(self.path)), self.path, "exec", dont_inherit=True)
 
 
 class _AdapterLoader(importlib.machinery.SourceFileLoader):
@@ -219,23 +223,23 @@ class _AdapterLoader(importlib.machinery.SourceFileLoader):
         return compile(adapter_text(), self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        from ampcompare.script.imports.adapter_imports import announce_adapter  # which imports torch
+        from ampcompare.script.imports.adapter_imports import call_adapter_followers  # which imports torch
 
         super().exec_module(module)
-        announce_adapter(module)
+        call_adapter_followers(module)
 
 
 class _RewritingFinder(importlib.abc.MetaPathFinder):
     """Finds the modules below a folder that use Apex, those elsewhere that are moved, and the adapter."""
 
-    def __init__(self, root: Path, files: _MovedFiles) -> None:
+    def __init__(self, root: Path, files: _MigratedFiles) -> None:
         self._root = root
         self._files = files
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        adapter = self._files.adapter_for(fullname, path)
+        adapter = self._files.adapter_path_for_import(fullname, path)
         if adapter is not None:
             return importlib.machinery.ModuleSpec(fullname, _AdapterLoader(fullname, adapter), origin=adapter)
         if _is_apex_module(fullname):
@@ -245,7 +249,7 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
             return None
         origin = Path(spec.origin).resolve()
         is_own = origin.is_relative_to(self._root) and not is_in_site_folder(str(origin))
-        if not is_own and not self._files.has_text_of(origin):
+        if not is_own and not self._files.has_migrated_text_of(origin):
             return None
         if b"apex" not in origin.read_bytes() or has_adapter_mark(str(origin)):
             return None
@@ -301,9 +305,9 @@ class _RewriteTraceRecorder:
 
         from ampcompare.base.patches import Layer, Points, Subscriptions
 
-        self._rows, rows.on_step = rows, self._note_digests_at_step
+        self._rows, rows.on_step = rows, self._note_digests_or_end_script
         events = Subscriptions(Layer.RECORD)
-        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*Points.BACKWARD, self._note_backward_result_types)
         events.wrap(*Points.FORWARD, self._note_evaluation_output)
         events.wrap(torch.amp.GradScaler, "unscale_", self._note_unscaled_gradients)
         events.wrap(torch.amp.GradScaler, "step", self._note_scaler_step)
@@ -392,7 +396,7 @@ class _RewriteTraceRecorder:
         self._is_noting = False
         return float(numpy.linalg.norm(values.astype(numpy.float64)))
 
-    def _note_digests_at_step(self, number: int) -> None:
+    def _note_digests_or_end_script(self, number: int) -> None:
         assert self._rows is not None
         digests = self._digests.setdefault(number, [])
         if len(digests) >= self._steps:
@@ -415,7 +419,7 @@ class _RewriteTraceRecorder:
         if len(digests) == self._steps:
             self._keep_copy_of_last_weights()
 
-    def _backward(self, inner: Any, tensors: Any, *args: Any, **options: Any) -> Any:
+    def _note_backward_result_types(self, inner: Any, tensors: Any, *args: Any, **options: Any) -> Any:
         """Note the operations of a backward pass by their precision."""
         if self._is_inside:  # of a checkpoint: its operations run a second time
             return inner(tensors, *args, **options)
@@ -457,8 +461,8 @@ class _RewriteTraceRecorder:
             "evaluations": self._evaluations,
             "evaluation_norms": self._evaluation_norms,
             "reads": self._reads,
-            "files": files_with_apex(script),
-            "others": digests_of_other_files_with_apex(script),
+            "files": loaded_apex_files_in_folder(script),
+            "others": digests_of_apex_files_elsewhere(script),
             "digests": self._digests,
             "names": names,
             "norms": self._norms,
@@ -548,10 +552,10 @@ def _backward_result_counts_and_half_types(tensors: Any) -> tuple[dict[str, tupl
 
 def _parameter_names(rows: Any, numbers: list[int]) -> dict[str, str]:
     """Return the names of parameters, as far as a model that is alive has them."""
-    from ampcompare.script.torch_amp.lifted_weights import live_modules
+    from ampcompare.script.torch_amp.lifted_weights import all_modules_of_process
 
     known: dict[int, str] = {}
-    for module in live_modules():
+    for module in all_modules_of_process():
         for name, parameter in module.named_parameters():
             known[id(parameter)] = max(known.get(id(parameter), ""), name, key=len)
     return {

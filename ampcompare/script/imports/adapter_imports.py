@@ -49,7 +49,7 @@ class _AdapterFinder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            announce_adapter(module)
+            call_adapter_followers(module)
 
         loader.exec_module = exec_module
 
@@ -57,7 +57,7 @@ class _AdapterFinder(MetaPathFinder):
 _finder = _AdapterFinder()
 
 
-def follow_adapters(take: Follower, events: Subscriptions) -> None:
+def call_with_each_adapter(take: Follower, events: Subscriptions) -> None:
     """Call `take` with each module of the adapter, those that are imported already among them, until `events` end."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
@@ -67,7 +67,7 @@ def follow_adapters(take: Follower, events: Subscriptions) -> None:
         take(module)
 
 
-def announce_adapter(adapter: ModuleType) -> None:
+def call_adapter_followers(adapter: ModuleType) -> None:
     """Call what follows adapters with one whose code has run."""
     for take in list(_finder.followers):
         take(adapter)
@@ -79,13 +79,13 @@ def _stop_following_adapters(take: Follower) -> None:
         sys.meta_path.remove(_finder)
 
 
-def answer_by_apex(amp: ModuleType, adapter: ModuleType) -> None:
+def put_amp_functions_in_adapter(amp: ModuleType, adapter: ModuleType) -> None:
     """Let the functions of `apex.amp` be those of the adapter, which keeps its wrappers, layers and optimizers."""
     for name in OFFERED["amp"]:
         setattr(adapter, name, getattr(amp, name))
     setattr(adapter, _ANSWERED, True)
 
 
-def acts_by_itself(adapter: ModuleType) -> bool:
+def adapter_keeps_own_functions(adapter: ModuleType) -> bool:
     """Return whether the adapter's own functions act: no arm has those of `apex.amp` in their place."""
     return not hasattr(adapter, _ANSWERED)

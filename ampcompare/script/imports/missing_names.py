@@ -25,7 +25,7 @@ def record_missing_apex_names(finder: ApexFinder) -> None:
     def find_watched_spec(fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         spec = find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None and _is_name_of_engine(fullname):
-            _watch_module_once_loaded(spec.loader, finder.missing)
+            _record_missing_names_once_loaded(spec.loader, finder.missing)
         return spec
 
     finder.find_spec = find_watched_spec  # type: ignore[method-assign]
@@ -60,7 +60,7 @@ def _is_name_of_engine(name: str) -> bool:
     return name == HOME or name.startswith(f"{HOME}.")
 
 
-def _watch_module_once_loaded(loader: Any, missing: list[str]) -> None:
+def _record_missing_names_once_loaded(loader: Any, missing: list[str]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -73,7 +73,7 @@ def _watch_module_once_loaded(loader: Any, missing: list[str]) -> None:
 def _record_missing_names_of(module: ModuleType, missing: list[str]) -> None:
     """Add a `__getattr__` that records names that the script asks for, and otherwise answers as before."""
     before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
-    alias = _name_as_script_has_it(module.__name__)
+    alias = _script_name_of_engine_module(module.__name__)
 
     def lookup(name: str) -> Any:
         try:
@@ -94,5 +94,5 @@ def _record_missing_names_of(module: ModuleType, missing: list[str]) -> None:
     module.__dict__["__getattr__"] = lookup
 
 
-def _name_as_script_has_it(name: str) -> str:
+def _script_name_of_engine_module(name: str) -> str:
     return "amp_C" if name == f"{HOME}.amp_C" else "apex" + name[len(HOME) :]

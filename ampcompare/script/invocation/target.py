@@ -53,21 +53,21 @@ CALLS_APEX = re.compile(
 )
 
 
-def files_with_apex(script: str) -> list[str]:
+def loaded_apex_files_in_folder(script: str) -> list[str]:
     """Return a script and the modules next to it that this process has imported, from its folder, if they use Apex."""
     folder = Path(script).resolve().parent
-    found = [each for each in _loaded_files_with_apex(script) if each.is_relative_to(folder)]
+    found = [each for each in _loaded_files_using_apex(script) if each.is_relative_to(folder)]
     return [str(each.relative_to(folder)) for each in found]
 
 
-def digests_of_other_files_with_apex(script: str) -> list[str]:
+def digests_of_apex_files_elsewhere(script: str) -> list[str]:
     """Return the SHA-256 of each module from elsewhere that this process has imported, if it uses Apex."""
     folder = Path(script).resolve().parent
-    others = [each for each in _loaded_files_with_apex(script) if not each.is_relative_to(folder)]
+    others = [each for each in _loaded_files_using_apex(script) if not each.is_relative_to(folder)]
     return sorted(hashlib.sha256(each.read_bytes()).hexdigest() for each in others)
 
 
-def _loaded_files_with_apex(script: str) -> list[Path]:
+def _loaded_files_using_apex(script: str) -> list[Path]:
     """Return a script and the modules that this process has imported, without installed ones, if they use Apex."""
     files = (file for each in list(sys.modules.values()) if (file := _find_source_file(each)))
     loaded = dict.fromkeys(Path(each).resolve() for each in (script, *files))
@@ -83,7 +83,7 @@ def _find_source_file(module: ModuleType) -> str | None:
     return file if isinstance(file, str) and file.endswith(".py") and module.__name__ != "__main__" else None
 
 
-def import_without_first_entry(names: Iterable[str]) -> None:
+def import_without_script_folder(names: Iterable[str]) -> None:
     """Import modules without the first entry of `sys.path`, a folder of the user."""
     first = [] if sys.flags.safe_path else [sys.path.pop(0)]
     try:
@@ -94,7 +94,7 @@ def import_without_first_entry(names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def search_first_entry_last() -> Iterator[None]:
+def search_script_folder_last() -> Iterator[None]:
     """Look into the first entry of `sys.path`, a folder of the user, behind all others in a block."""
     if sys.flags.safe_path:
         yield
@@ -111,22 +111,22 @@ def search_first_entry_last() -> Iterator[None]:
 def forget_shadowed_modules() -> None:
     """Let the script find the files of its folder, also those with names of modules that this process has loaded."""
     if not sys.flags.safe_path:
-        _forget_modules_of_folder(sys.path[0])
+        _forget_modules_shadowed_by_folder(sys.path[0])
 
 
-def _forget_modules_of_folder(folder: str) -> None:
+def _forget_modules_shadowed_by_folder(folder: str) -> None:
     """Remove modules that the script finds in its own folder, and that plain Python would not have imported yet.
 
     Modules that have imported them keep them.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - KEPT
-    shadowed = {name for name in loaded if _is_hidden_by_folder(name, folder)}
+    shadowed = {name for name in loaded if _is_module_shadowed_by_folder(name, folder)}
     for name in list(sys.modules):
         if name.partition(".")[0] in shadowed:
             del sys.modules[name]
 
 
-def _is_hidden_by_folder(name: str, folder: str) -> bool:
+def _is_module_shadowed_by_folder(name: str, folder: str) -> bool:
     spec = PathFinder.find_spec(name, [folder])
     # A folder without `__init__.py` gives way to any module of its name further down the path.
     if spec is None or spec.origin is None:
@@ -149,7 +149,7 @@ class Target:
         self.arguments = arguments
         self.is_module = is_module
 
-    def set_paths(self) -> None:
+    def set_sys_path_and_argv(self) -> None:
         """Set the first entry of `sys.path`, and `sys.argv`, as the interpreter does."""
         sys.argv[:] = ["-m" if self.is_module else self.name, *self.arguments]
         if not sys.flags.safe_path:  # under -P the interpreter has added no entry

@@ -78,14 +78,14 @@ def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -
             "Timings and memory figures of this run are meaningless"
         )
     _replace_cuda_functions()
-    _replace_factories()
+    _redirect_tensor_factories_to_cpu()
     _replace_generator()
     _replace_tensor_methods()
     _replace_modules_and_loaders()
     _replace_torch_load_and_default_types()
-    _autocast_on_cpu(autocast_lists)
+    _redirect_autocast_to_cpu(autocast_lists)
     use_gloo_for_nccl()
-    _sync_batch_norm_on_cpu()
+    _replace_sync_batch_norm()
     mode = EmulatedHalf()
     mode.__enter__()
     _modes.append(mode)
@@ -126,7 +126,7 @@ def _make_factory_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     return factory
 
 
-def _replace_factories() -> None:
+def _redirect_tensor_factories_to_cpu() -> None:
     # `with torch.device("meta")` and the like know torch's own functions, by a list that is made at its first use.
     _device._device_constructors()
     for name in FACTORIES:
@@ -424,13 +424,13 @@ _ACCELERATOR: dict[str, Any] = {
 }
 
 
-def _autocast_on_cpu(lists: str) -> None:
+def _redirect_autocast_to_cpu(lists: str) -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
     if lists == "cuda":
         install_cuda_casts()
     _follow_autocast_setters(switch_cuda_casts if lists == "cuda" else _make_function_returning(None))
     _restore_cpu_autocast_state_after_cuda_blocks()
-    _cast_inputs_on_cpu()
+    _patch_custom_fwd_for_cpu()
 
 
 def _follow_autocast_setters(follow: Callable[[bool], Any]) -> None:
@@ -478,7 +478,7 @@ def _restore_cpu_autocast_state_after_cuda_blocks() -> None:
     autocast.__exit__ = leave_restoring  # type: ignore[method-assign]
 
 
-def _cast_inputs_on_cpu() -> None:
+def _patch_custom_fwd_for_cpu() -> None:
     """Let `custom_fwd(cast_inputs=...)` of functions for CUDA cast inputs on the CPU."""
     cast = autocast_mode._cast
 
@@ -489,7 +489,7 @@ def _cast_inputs_on_cpu() -> None:
     autocast_mode._cast = cast_on_cpu
 
 
-def _sync_batch_norm_on_cpu() -> None:
+def _replace_sync_batch_norm() -> None:
     """Replace what torch refuses on a CPU: plain batch norm on one rank, ampcompare's over several."""
     kind: Any = nn.SyncBatchNorm
 

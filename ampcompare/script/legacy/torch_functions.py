@@ -77,9 +77,9 @@ def _is_called_by_script() -> bool:
     return not sys._getframe(2).f_code.co_filename.startswith(LIBRARIES)
 
 
-def patch_torch() -> None:
+def patch_for_old_scripts() -> None:
     """Patch torch, and restore names that Python and numpy have removed, in this process."""
-    _patch_local_rank()
+    _patch_argparse_for_local_rank()
     _restore_removed_names()
     _patch_load_of_pickles()
     _patch_full_of_integers()
@@ -189,7 +189,7 @@ def _patch_loader_next() -> None:
     dataloader._BaseDataLoaderIter.next = next_batch  # type: ignore[attr-defined]
 
 
-def _patch_local_rank() -> None:
+def _patch_argparse_for_local_rank() -> None:
     """Pass the local rank to argparse, if the script's parser has such an option.
 
     torchrun passes none; `torch.distributed.launch` has written it with a hyphen since torch 2.0.
@@ -247,16 +247,16 @@ def _make_operation_taking_uint8(original: Callable[..., Any], mask_index: int) 
     @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if len(args) > mask_index:
-            args = (*args[:mask_index], _index_as_bool(args[mask_index]), *args[mask_index + 1 :])
+            args = (*args[:mask_index], _index_with_bool_masks(args[mask_index]), *args[mask_index + 1 :])
         for name in KEYWORDS:
             if name in kwargs:
-                kwargs[name] = _index_as_bool(kwargs[name])
+                kwargs[name] = _index_with_bool_masks(kwargs[name])
         return original(*args, **kwargs)
 
     return operation
 
 
-def _index_as_bool(index: Any) -> Any:
+def _index_with_bool_masks(index: Any) -> Any:
     if isinstance(index, (tuple, list)) and any(isinstance(entry, Tensor) for entry in index):
         return type(index)(_mask_as_bool(entry) for entry in index)
     return _mask_as_bool(index)

@@ -60,7 +60,7 @@ def call_first_in_children(values: dict[str, Any], target: str) -> None:
     multiprocessing.spawn.get_preparation_data = get_preparation_data
 
 
-def run_ranks_under_settings(settings: ExecSettings) -> None:
+def put_exec_before_started_ranks(settings: ExecSettings) -> None:
     """Let every rank that is started by a command of Python from now on run under the settings."""
     start: Any = subprocess.Popen.__init__
 
@@ -125,7 +125,7 @@ def _words_of_exec_options(settings: ExecSettings, rank: str) -> list[str]:
     return settings.exec_options
 
 
-def count_process_starts() -> None:
+def start_counting_child_processes() -> None:
     """Count what multiprocessing starts from now on, workers of data loaders aside."""
     processes: Any = multiprocessing.process.BaseProcess
     start = processes.start

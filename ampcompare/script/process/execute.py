@@ -22,13 +22,13 @@ from ampcompare.base.location import is_users_file, location_of_error
 from ampcompare.base.processes.start import add_working_directory_first
 from ampcompare.script.imports.missing_names import missing_names_of_script
 from ampcompare.script.invocation.exec_settings import ExecSettings
-from ampcompare.script.invocation.stderr import point_at_migrate, say
+from ampcompare.script.invocation.stderr import print_hint_at_migrate, say
 from ampcompare.script.invocation.target import (
     NEEDED_LATER,
     Target,
     forget_shadowed_modules,
-    import_without_first_entry,
-    search_first_entry_last,
+    import_without_script_folder,
+    search_script_folder_last,
 )
 from ampcompare.script.legacy.old_script import COMPAT_HINT, may_compat_torch_prevent
 from ampcompare.script.process import child_processes
@@ -82,9 +82,9 @@ def execute(
     if first_path.IS_GONE:  # what follows must not take one of PYTHONPATH for it
         add_working_directory_first()
     if settings.imports_torch:
-        import_without_first_entry(NEEDED_LATER)
-    target.set_paths()
-    with search_first_entry_last():
+        import_without_script_folder(NEEDED_LATER)
+    target.set_sys_path_and_argv()
+    with search_script_folder_last():
         prepared = prepare(settings)
     forget_shadowed_modules()
     code: CodeType | None = None
@@ -96,7 +96,7 @@ def execute(
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
     except SystemExit as caught:
-        ending.status = _exit_status(caught.code)
+        ending.status = _print_and_convert_exit_code(caught.code)
     except AmpCompareError as caught:
         if code is None:
             prepared.close(2, str(caught))
@@ -113,7 +113,7 @@ def execute(
     if settings.watch or settings.arm is None:  # else the user has named no record
         _print_sums_of_steps(prepared.recorder)
     if ending.status == 0 and settings.arm is None:  # which stays the last thing that is read
-        point_at_migrate(settings)
+        print_hint_at_migrate(settings)
     return ending.status
 
 
@@ -223,7 +223,7 @@ def _message_without_traceback(message: str) -> str:
     return ": ".join(filter(None, [head, "\n".join(lines[last_frame + 1 :])]))
 
 
-def _exit_status(code: Any) -> int:
+def _print_and_convert_exit_code(code: Any) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
@@ -310,7 +310,7 @@ def _print_sums_of_steps(recorder: Recorder | None) -> None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
         if child_processes.num_started_processes():
             empty = "the record has no step of this process; processes that it started write their own files"
-        say(recorder.find_sums_text() or empty)
+        say(recorder.find_step_sums_text() or empty)
 
 
 def lacks_gpu(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from ampcompare.base.location import user_location
 from ampcompare.base.shim import finder as shim
 from ampcompare.script.imports.missing_names import record_missing_apex_names
 from ampcompare.script.invocation.exec_settings import ExecSettings
-from ampcompare.script.invocation.stderr import point_at_migrate, print_violation, say_once
+from ampcompare.script.invocation.stderr import print_hint_at_migrate, print_violation, say_once
 from ampcompare.script.process import child_processes
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _note_guard_violation(
 ) -> None:
     """Print what a guard has found, and record it."""
     print_violation(violation)
-    point_at_migrate(settings)
+    print_hint_at_migrate(settings)
     if rows is not None:
         rows.recorder.add_row({"kind": "guard", "text": str(violation)})
 
@@ -77,21 +77,21 @@ def prepare_process(
             `apex.amp` is still to be recorded.
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
     """
-    finder = _let_apex_be_found(settings, quiet=child is not None)
-    _watch_torchvision_import()
+    finder = _install_engine_as_apex(settings, quiet=child is not None)
+    _install_torchvision_finder()
     child_processes.call_first_in_children(
         dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}"
     )
-    child_processes.run_ranks_under_settings(settings)
-    child_processes.count_process_starts()
+    child_processes.put_exec_before_started_ranks(settings)
+    child_processes.start_counting_child_processes()
     if settings.device == "cpu":
         from ampcompare.script.legacy.cpu_device import redirect_cuda_to_cpu
 
         redirect_cuda_to_cpu(quiet=child is not None, autocast_lists=settings.autocast_lists)
     if settings.compat_torch:
-        from ampcompare.script.legacy.torch_functions import patch_torch
+        from ampcompare.script.legacy.torch_functions import patch_for_old_scripts
 
-        patch_torch()
+        patch_for_old_scripts()
     rows = None
     if settings.record is not None or settings.ledger or settings.max_steps is not None:
         # Imported here: without them a script that needs no torch loads none.
@@ -123,7 +123,7 @@ def prepare_child(values: dict[str, Any], name: str) -> None:
     prepare_process(ExecSettings(**values), child=name)
 
 
-def _let_apex_be_found(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
+def _install_engine_as_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
     """Let `import apex` find the engine, whole or in an installed Apex; return what resolves it if it is whole."""
     probe = find_installed_apex()
     if settings.engine == "nvidia":
@@ -197,9 +197,9 @@ def override_opt_level(
     for name in ("apex.amp", "apex.amp.frontend"):
         events.wrap(sys.modules[name], "initialize", initialize)
     if options is None:  # of no arm, which answers in the place of the adapter
-        from ampcompare.script.imports.adapter_imports import follow_adapters
+        from ampcompare.script.imports.adapter_imports import call_with_each_adapter
 
-        follow_adapters(lambda adapter: events.wrap(adapter, "initialize", initialize), events)
+        call_with_each_adapter(lambda adapter: events.wrap(adapter, "initialize", initialize), events)
 
 
 class _TorchvisionFinder(MetaPathFinder):
@@ -239,7 +239,7 @@ class _LoadedModuleLoader(Loader):
         module.__spec__ = self._spec
 
 
-def _watch_torchvision_import() -> None:
+def _install_torchvision_finder() -> None:
     """Watch for the import of torchvision in this process."""
     if not any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TorchvisionFinder())

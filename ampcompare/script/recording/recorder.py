@@ -109,7 +109,7 @@ class Recorder:
         """Call a function with each row that is added from now on; it may raise to end the script."""
         self._after_row.append(function)
 
-    def find_sums_text(self) -> str | None:
+    def find_step_sums_text(self) -> str | None:
         """Return steps, skipped steps, loss scales and the report command in words; None if nothing was recorded."""
         if self._path is None:
             return None
@@ -127,7 +127,7 @@ class Recorder:
         self._rows = []
         self._waits = False
         if rows and self._descriptor is not None:
-            self._read_device_values(rows)
+            self._replace_device_values(rows)
             self._write_rows(rows)
 
     def close(self, status: int | None, error: str | None, advice: dict[str, Any] | None = None) -> None:
@@ -179,7 +179,7 @@ class Recorder:
             say_once(f"the record {self._path} cannot be written ({error.strerror or error}); rows are lost")
 
     @staticmethod
-    def _read_device_values(rows: list[dict[str, Any]]) -> None:
+    def _replace_device_values(rows: list[dict[str, Any]]) -> None:
         """Replace what is known by now, and losses and scales on a device, by values, with one read for each device."""
         waiting: dict[torch.device, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
         for row in rows:
@@ -258,11 +258,11 @@ class RecordedSteps:
         return sum(self._steps)
 
     @property
-    def is_outside_of_blocks(self) -> bool:
+    def is_outside_scale_loss_blocks(self) -> bool:
         """Whether a script for Apex is in no block of `scale_loss`; a loss is that of a regularizer, say."""
         return self.has_initialized and not self.blocks
 
-    def number_and_is_new(self, optimizer: Any) -> tuple[int, bool]:
+    def optimizer_number_and_is_new(self, optimizer: Any) -> tuple[int, bool]:
         """Return the number of an optimizer, and whether it is new."""
         for number, other in enumerate(self.optimizers):
             if other is optimizer:
@@ -349,15 +349,15 @@ class RecordedSteps:
         if losses:
             self.add_backward(losses[-1], loss_id, scales, *outcome)
 
-    def add_plain_backward(self, loss: Any) -> None:
+    def add_unscaled_backward(self, loss: Any) -> None:
         """Record a backward pass of a loss that nothing scales, next to `apex.amp`."""
         self.recorder.add_row({"kind": "plain_backward", "loss": loss})
 
-    def add_note(self, text: str) -> None:
+    def add_departure_note(self, text: str) -> None:
         """Record in what an arm departs from what the script asks for."""
         self.recorder.add_row({"kind": "note", "text": text})
 
-    def add_remark(self, text: str) -> None:
+    def add_rounding_remark(self, text: str) -> None:
         """Record what rounding takes from a script by its own line, and print it where no table will."""
         self.recorder.add_row({"kind": "remark", "text": text})
         if CELL_FOLDER not in os.environ:

@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.imports.adapter_imports import acts_by_itself, follow_adapters
+from ampcompare.script.imports.adapter_imports import adapter_keeps_own_functions, call_with_each_adapter
 from ampcompare.script.imports.fp16_classes import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 
@@ -27,7 +27,7 @@ def record_steps(rows: RecordedSteps, *, amp: bool) -> None:
     events = Subscriptions(Layer.RECORD)
     if amp:
         _record_apex_amp(rows, events)
-    follow_adapters(functools.partial(_record_adapter, rows, events), events)
+    call_with_each_adapter(functools.partial(_record_adapter, rows, events), events)
     record_grad_scalers(rows, events)
     _record_fp16_optimizers(rows, events)
     rows.recorder.call_before_close(events.end)
@@ -48,7 +48,7 @@ def _record_apex_amp(rows: RecordedSteps, events: Subscriptions) -> None:
 
 def _record_adapter(rows: RecordedSteps, events: Subscriptions, adapter: types.ModuleType) -> None:
     """Record what goes through the adapter that `migrate` writes, unless an arm answers in its place."""
-    if not acts_by_itself(adapter):
+    if not adapter_keeps_own_functions(adapter):
         return
     hooks = _AmpHooks(rows, adapter)
     events.wrap(adapter, "initialize", hooks.initialize_adapter)
@@ -87,7 +87,7 @@ class _AmpHooks:
         given = (
             [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
         )
-        numbers = [self._number_of_watched_optimizer(optimizer) for optimizer in given]
+        numbers = [self._watch_and_number_optimizer(optimizer) for optimizer in given]
         scalers = self.amp._amp_state.loss_scalers
         self.rows.has_initialized = True
         self.rows.reserve_loss_ids(len(scalers))
@@ -98,9 +98,9 @@ class _AmpHooks:
             [bool(scaler.dynamic) for scaler in scalers],
         )
 
-    def _number_of_watched_optimizer(self, optimizer: Any) -> int:
+    def _watch_and_number_optimizer(self, optimizer: Any) -> int:
         """Return the number of an optimizer, and watch the steps of a new one."""
-        number, is_new = self.rows.number_and_is_new(optimizer)
+        number, is_new = self.rows.optimizer_number_and_is_new(optimizer)
         if is_new:
             _record_steps_of_optimizer(self, optimizer, number)
         return number
@@ -121,7 +121,7 @@ class _AmpHooks:
         if scaler not in self._loss_ids:
             self._loss_ids[scaler] = self.rows.make_loss_id()
             self.rows.has_initialized = True
-            names = {self._number_of_watched_optimizer(optimizer): type(optimizer).__name__}
+            names = {self._watch_and_number_optimizer(optimizer): type(optimizer).__name__}
             self.rows.add_initialize("amp.init", names, [float(scaler.loss_scale())], [bool(scaler.dynamic)])
         block = original(handle, loss, optimizer, scaler)
         return self._record_scaled_block(block, loss, optimizer, self._loss_ids[scaler], scaler.loss_scale)
@@ -139,12 +139,12 @@ class _AmpHooks:
                 self.overflow = None
                 self.rows.blocks -= 1
         several = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
-        numbers = [self._number_of_watched_optimizer(one) for one in several]
+        numbers = [self._watch_and_number_optimizer(one) for one in several]
         skips: list[int] = numbers if self.overflow else []
         for number in skips:
             # whose own step leaves out the next one
             if not hasattr(self.rows.optimizers[number], "_adapter_stash"):
-                _record_skipped_step(self, self.rows.optimizers[number], number)
+                _wrap_skipping_step_to_record(self, self.rows.optimizers[number], number)
         self.rows.add_backward(value, loss_id, (before, scale()), self.overflow, numbers, skips)
 
     def update_scale(self, original: Any, scaler: Any) -> Any:
@@ -173,7 +173,7 @@ def _record_steps_of_optimizer(hooks: _AmpHooks, optimizer: Any, number: int) ->
     _replace_step_method(optimizer, step, inner)
 
 
-def _record_skipped_step(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
+def _wrap_skipping_step_to_record(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
     """Record the one call of `optimizer.step` that amp has turned into a skip."""
     skip = optimizer.step
     if getattr(skip, "_ampcompare_awaits_skip", False):
@@ -264,7 +264,7 @@ class _FP16OptimizerHooks:
         """Return the numbers of the optimizer and of its losses; the first call records both."""
         numbers = self._numbers.get(optimizer)
         if numbers is None:
-            number, _ = self._rows.number_and_is_new(optimizer.optimizer)
+            number, _ = self._rows.optimizer_number_and_is_new(optimizer.optimizer)
             numbers = self._numbers[optimizer] = number, self._rows.make_loss_id()
             names = {number: type(optimizer.optimizer).__name__}
             dynamic = bool(optimizer.dynamic_loss_scale)
@@ -287,7 +287,7 @@ def _loss_scale_of_optimizer(optimizer: Any) -> float:
 
 
 @dataclass
-class _ScalerWindow:
+class _ScalerCallsSinceUpdate:
     """What one scaler did since its last `update`; `named` are optimizers that the record has listed for it."""
 
     loss_id: int
@@ -303,8 +303,8 @@ def record_grad_scalers(rows: RecordedSteps, events: Subscriptions) -> None:
     events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
     events.wrap(torch.amp.GradScaler, "step", hooks.step)
     events.wrap(torch.amp.GradScaler, "update", hooks.update)
-    events.call_at_end(register_optimizer_step_pre_hook(hooks.note_own_step_begins).remove)
-    events.call_at_end(register_optimizer_step_post_hook(hooks.note_own_step_ended).remove)
+    events.call_at_end(register_optimizer_step_pre_hook(hooks.before_optimizer_step).remove)
+    events.call_at_end(register_optimizer_step_post_hook(hooks.after_optimizer_step).remove)
     rows.recorder.call_before_close(hooks.close)
 
 
@@ -314,13 +314,13 @@ class _ScalerHooks:
     def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         # of scalers that are gone, too: they are written at the end
-        self._windows: dict[Any, _ScalerWindow] = {}
+        self._windows: dict[Any, _ScalerCallsSinceUpdate] = {}
         self._in_scaler_step = False
         self._stepping: list[Any] = []  # optimizers that step by themselves, outermost first
 
-    def _window_of_scaler(self, scaler: Any) -> _ScalerWindow:
+    def _calls_since_update_of(self, scaler: Any) -> _ScalerCallsSinceUpdate:
         if scaler not in self._windows:
-            self._windows[scaler] = _ScalerWindow(self._rows.make_loss_id())
+            self._windows[scaler] = _ScalerCallsSinceUpdate(self._rows.make_loss_id())
         return self._windows[scaler]
 
     def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
@@ -329,12 +329,12 @@ class _ScalerHooks:
         if scaler in self._rows.ignored:
             return result
         losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        if self._rows.is_outside_of_blocks:
-            self._rows.add_plain_backward(detached_value(losses[0]))
+        if self._rows.is_outside_scale_loss_blocks:
+            self._rows.add_unscaled_backward(detached_value(losses[0]))
             return result
-        window = self._window_of_scaler(scaler)
+        window = self._calls_since_update_of(scaler)
         if not window.losses:
-            window.scale = _scale_without_waiting(scaler)
+            window.scale = _loss_scale_without_sync(scaler)
         window.losses += map(detached_value, losses)
         return result
 
@@ -353,7 +353,7 @@ class _ScalerHooks:
             self._in_scaler_step = False
             if hook is not None:
                 hook.remove()
-        number, _ = self._rows.number_and_is_new(optimizer)
+        number, _ = self._rows.optimizer_number_and_is_new(optimizer)
         on_device = getattr(
             optimizer, "_step_supports_amp_scaling", False
         ) and _device_overflow_flags_of_step(scaler, optimizer)
@@ -361,13 +361,13 @@ class _ScalerHooks:
         applied = (
             bool(called) if certain else not any(map(bool, _device_overflow_flags_of_step(scaler, optimizer)))
         )
-        self._window_of_scaler(scaler).steps.append(self._rows.step_row(number, applied))
+        self._calls_since_update_of(scaler).steps.append(self._rows.step_row(number, applied))
         return result
 
-    def note_own_step_begins(self, optimizer: Any, *_: Any) -> None:
+    def before_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         self._stepping.append(optimizer)
 
-    def note_own_step_ended(self, optimizer: Any, *_: Any) -> None:
+    def after_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         """Note the step of an optimizer by itself, where the only loss since its last step is one that was scaled."""
         is_inner = len(self._stepping) > 1
         if optimizer in self._stepping:
@@ -376,25 +376,27 @@ class _ScalerHooks:
         if is_inner or self._in_scaler_step or len(open_windows) != 1 or self._rows.has_initialized:
             return
         ((scaler, window),) = open_windows
-        number = self._rows.number_and_is_new(optimizer)[0]
+        number = self._rows.optimizer_number_and_is_new(optimizer)[0]
         if any(row["optimizer"] == number for row in window.steps):
             return
         window.steps.append(self._rows.step_row(number, True))
-        self._write_window_rows(scaler, window, ended=False)
+        self._record_calls_since_update(scaler, window, ended=False)
 
     def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         """Write what the scaler did since the last update."""
         result = original(scaler, *args, **kwargs)
         if scaler not in self._rows.ignored:
-            self._write_window_rows(scaler, self._window_of_scaler(scaler), ended=True)
+            self._record_calls_since_update(scaler, self._calls_since_update_of(scaler), ended=True)
         return result
 
     def close(self) -> None:
         """Write what was not followed by an update."""
         for scaler, window in self._windows.items():
-            self._write_window_rows(scaler, window, ended=False)
+            self._record_calls_since_update(scaler, window, ended=False)
 
-    def _write_window_rows(self, scaler: Any, window: _ScalerWindow, *, ended: bool) -> None:
+    def _record_calls_since_update(
+        self, scaler: Any, window: _ScalerCallsSinceUpdate, *, ended: bool
+    ) -> None:
         """Write the rows of a window: the losses, whose last one carries the outcome, then the steps."""
         rows = self._rows
         losses, steps = window.losses, window.steps
@@ -409,14 +411,14 @@ class _ScalerHooks:
             rows.add_initialize(type(scaler).__name__, names, [window.scale], [enabled])
         skips = [row["optimizer"] for row in steps if not row["applied"]]
         decides = enabled and bool(steps)
-        scales = window.scale, _scale_without_waiting(scaler) if decides and ended else window.scale
+        scales = window.scale, _loss_scale_without_sync(scaler) if decides and ended else window.scale
         overflow = bool(skips) if decides else None
         rows.add_losses(losses, window.loss_id, scales, overflow, numbers, skips if decides else [])
         for row in steps:
             rows.recorder.add_row(row)
 
 
-def _scale_without_waiting(scaler: Any) -> Any:
+def _loss_scale_without_sync(scaler: Any) -> Any:
     """Return the loss scale without waiting for a device; None if the scaler is off."""
     if not scaler.is_enabled():
         return None

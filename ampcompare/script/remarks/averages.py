@@ -38,7 +38,7 @@ MAX_TENSORS = 16
 MAX_ELEMENTS = 4096  # of each
 
 
-class AverageWatch:
+class StuckAverageWatch:
     """Notes the averages of weights that stand still, once for each line that writes them."""
 
     def __init__(self, rows: RecordedSteps) -> None:
@@ -60,11 +60,11 @@ class AverageWatch:
             if has_16_bits() or any(param.dtype in HALF_DTYPES for param in owned_params(optimizer)):
                 self._is_installed = True
                 for owner, name in WRITES:
-                    calls.watch(owner, name, functools.partial(self._look_behind_write, name))
+                    calls.watch(owner, name, functools.partial(self._look_after_inplace_write, name))
 
         steps.call_before_first(before_step)
 
-    def _look_behind_write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def _look_after_inplace_write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, *args, **kwargs)
         given: Any = args[0] if args else kwargs.get("end", kwargs.get("other"))
         are_lists = isinstance(target, list | tuple) and isinstance(given, list | tuple)
@@ -93,18 +93,18 @@ class AverageWatch:
         known.is_over = True
         if name == "copy_":  # of the average that was computed apart
             given = self._find_weights_like(target)
-        share = 0.0 if given is None else known.share_of_elements_at_rest(target, given)
+        share = 0.0 if given is None else known.share_of_unchanged_elements(target, given)
         place = str(user_location())
-        if share >= MOST and place not in self._noted and not self._is_stepped(target):
+        if share >= MOST and place not in self._noted and not self._is_data_of_stepped_weights(target):
             self._noted.add(place)
             steps = self._rows.num_steps - known.first_step
-            self._rows.add_remark(
+            self._rows.add_rounding_remark(
                 f"an average in {dtype_name(target.dtype)} stands still: {steps} steps moved "
                 f"{format_rough_percent_number(1 - share)} % of its elements that differ from what is averaged, as "
                 f"rounding loses what is added; keep it in fp32 ({place})"
             )
 
-    def _is_stepped(self, target: Tensor) -> bool:
+    def _is_data_of_stepped_weights(self, target: Tensor) -> bool:
         """Return whether a tensor is the `data` of weights, which a script may also write by hand."""
         owned = (param for optimizer in list(self._seen) for param in owned_params(optimizer))
         return any(param.data_ptr() == target.data_ptr() for param in owned)
@@ -124,7 +124,7 @@ class _WatchedAverage:
         self.is_over = False
         self._before = _first_elements_to_watch(target).clone()
 
-    def share_of_elements_at_rest(self, target: Tensor, given: Tensor) -> float:
+    def share_of_unchanged_elements(self, target: Tensor, given: Tensor) -> float:
         """Return the share of elements that are what they were, of those that differ from what is averaged.
 
         `given` is what is averaged, or its difference to the average: where that is 0, nothing is due.

@@ -19,7 +19,7 @@ STEPS = 2  # of an optimizer, which a preflight reaches
 PLAIN = (Tensor, nn.Parameter)
 
 
-class FirstGradientsWatch:
+class MissingFirstGradientsWatch:
     """Notes, behind its second step, an optimizer that has got no gradient, or zeros alone."""
 
     def __init__(self, rows: RecordedSteps) -> None:
@@ -68,7 +68,7 @@ class FirstGradientsWatch:
         text = f"{what} ({user_location()})"
         if text not in self._noted:
             self._noted.add(text)
-            self._rows.add_remark(text)
+            self._rows.add_rounding_remark(text)
 
 
 def has_gradient_other_than_zero(optimizer: Any) -> bool:

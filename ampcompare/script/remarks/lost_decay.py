@@ -39,14 +39,16 @@ class LostDecayWatch:
                 self._look_at_weight_decay(optimizer)
 
         for name in ("mul_", "__imul__"):
-            calls.watch(Tensor, name, self._multiply)
+            calls.watch(Tensor, name, self._look_after_multiplication)
         if optimizers:
             steps.call_after_each(after_step)
 
-    def _multiply(self, inner: Any, target: Tensor, factor: Any, *args: Any, **kwargs: Any) -> Any:
+    def _look_after_multiplication(
+        self, inner: Any, target: Tensor, factor: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         result = inner(target, factor, *args, **kwargs)
         if type(factor) is float and 0 < 1 - factor < SMALL and target.dtype in HALF_DTYPES:
-            if not target.requires_grad and 1 - factor < least_relative_change(target.dtype):
+            if not target.requires_grad and 1 - factor < relative_change_lost_to_rounding(target.dtype):
                 self._count_lost_product(target, factor)
         return result
 
@@ -62,7 +64,7 @@ class LostDecayWatch:
         place = str(user_location()) if known[1] + 1 == REPEATED else ""
         if place and place not in self._noted:
             self._noted.add(place)
-            self._rows.add_remark(
+            self._rows.add_rounding_remark(
                 f"a decay in {dtype_name(target.dtype)} does nothing: rounding turns each product by {factor:g} back "
                 f"into what it was; keep it in fp32 ({place})"
             )
@@ -79,15 +81,15 @@ class LostDecayWatch:
             held = [dtype for dtype in stepped if dtype in HALF_DTYPES]
             if not held or not decay or kind in self._noted:
                 continue
-            if 0 < rate * decay < min(map(least_relative_change, held)):
+            if 0 < rate * decay < min(map(relative_change_lost_to_rounding, held)):
                 self._noted.add(kind)
-                self._rows.add_remark(
+                self._rows.add_rounding_remark(
                     f"the weight decay of {kind} does nothing at its present rate: it multiplies {dtype_name(held[0])} "
                     f"weights by {1 - rate * decay:.9g}, which rounding turns back into what they were; keep the "
                     f"weights, or masters of them, in fp32 ({user_location()})"
                 )
 
 
-def least_relative_change(dtype: torch.dtype) -> float:
+def relative_change_lost_to_rounding(dtype: torch.dtype) -> float:
     """Return the relative change below which a product rounds back to what it was, whatever the number."""
     return torch.finfo(dtype).eps / 4

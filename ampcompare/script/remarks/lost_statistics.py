@@ -28,9 +28,9 @@ class LostStatisticsWatch:
 
     def follow(self, events: Subscriptions) -> None:
         """Begin to keep the layers that are there when an optimizer is made."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._keep_layers)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._keep_layers_at_new_optimizer)
 
-    def _keep_layers(self, inner: Any, made: Any, *args: Any, **options: Any) -> Any:
+    def _keep_layers_at_new_optimizer(self, inner: Any, made: Any, *args: Any, **options: Any) -> Any:
         result = inner(made, *args, **options)
         self._num_optimizers += 1
         if self._num_optimizers <= MAX_OPTIMIZERS:

@@ -31,10 +31,10 @@ class RoundedWeightsWatch:
 
     def follow(self, steps: OptimizerStepEvents, events: Subscriptions) -> None:
         """Begin now."""
-        events.wrap(nn.Module, "_apply", self._note_rounded_parameters)
+        events.wrap(nn.Module, "_apply", self._note_weights_cast_from_half)
         steps.call_before_each(self._before_step)
 
-    def _note_rounded_parameters(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _note_weights_cast_from_half(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         before = [(param, param.dtype) for param in module._parameters.values() if param is not None]
         result = inner(module, *args, **kwargs)
         for param, dtype in before:
@@ -50,7 +50,7 @@ class RoundedWeightsWatch:
                 dtype, where = self._cast[cast[0]]
                 if where not in self._noted:
                     self._noted.add(where)
-                    self._rows.add_remark(
+                    self._rows.add_rounding_remark(
                         f"fp32 weights were cast to {dtype_name(dtype)} between two steps and back, which leaves them "
                         f"rounded: cast a copy, or evaluate under autocast ({where})"
                     )

@@ -27,7 +27,7 @@ MAX_SUMS = 16  # that one line adds to at a time
 Around = Callable[..., Any]
 
 
-class StandingSumWatch:
+class LossySumWatch:
     """Notes the small tensors to which a script adds in place and from which rounding keeps it, once for each line.
 
     A sum that a line makes again, as in each epoch, takes over the count of the one before it. What is written to a
@@ -55,7 +55,7 @@ class StandingSumWatch:
     ) -> Any:
         if target.dtype not in HALF_DTYPES or target.numel() > MAX_ELEMENTS or target.requires_grad:
             return inner(target, given, *args, **kwargs)
-        one = self._watched_sum_written_at(target)
+        one = self._watched_sum_of_line(target)
         if one.is_over or not one.is_unwritten_since_addition(target):
             result = inner(target, given, *args, **kwargs)
             one.version = _version_of(target)
@@ -68,26 +68,26 @@ class StandingSumWatch:
         one.count_addition(before, target, given, kwargs.get("alpha", 1))
         if one.num_counted % LOOKS == 0:
             one.place = str(user_location())
-            self._note_where_sum_loses(one)
+            self._remark_on_lossy_sum(one)
         return result
 
     def _look_at_last_additions(self) -> None:
         for one in itertools.chain(*self._sums.values()):
             if one.num_counted > LOOKS and not one.is_over:
-                self._note_where_sum_loses(one)
+                self._remark_on_lossy_sum(one)
 
-    def _note_where_sum_loses(self, one: "_WatchedSum") -> None:
-        if not one.is_seen_to_lose() or one.place in self._noted:
+    def _remark_on_lossy_sum(self, one: "_WatchedSum") -> None:
+        if not one.loses_notable_share() or one.place in self._noted:
             return
         self._noted.add(one.place)
         way = "loses" if one.lost_share > 0 else "gains"
-        self._rows.add_remark(
+        self._rows.add_rounding_remark(
             f"a sum in {dtype_name(one.dtype)} {way} by rounding "
             f"{format_rough_percent_number(abs(one.lost_share))} % of what "
             f"{one.num_counted} additions gave to it; sum up in fp32, as by .float() or .item() ({one.place})"
         )
 
-    def _watched_sum_written_at(self, target: Tensor) -> "_WatchedSum":
+    def _watched_sum_of_line(self, target: Tensor) -> "_WatchedSum":
         """Return what is known of a tensor at the line that adds to it, or of one that it takes the place of."""
         frame = calling_frame()
         known = self._sums.setdefault((frame.f_code, frame.f_lineno), [])
@@ -144,7 +144,7 @@ class _WatchedSum:
         self._given += abs(added)
         self.num_counted += 1
 
-    def is_seen_to_lose(self) -> bool:
+    def loses_notable_share(self) -> bool:
         """Return whether a share of what was added is lost, which waits for the device."""
         shares = self._lost / self._given  # not a number where nothing was given
         self.lost_share = max(shares.flatten().tolist(), key=lambda one: abs(one) if one == one else -1.0)

@@ -25,9 +25,9 @@ class SampledCallsWatch:
         # the last is the one that was given, which the third calls outside of steps
         self._sampled: list[tuple[Any, str, Around, Around]] = []
         self._window: Subscriptions | None = None  # of the steps that are watched
-        steps.call_before_first(self._begin)
-        steps.call_after_each(self._end_step)
-        events.call_at_end(self._close)
+        steps.call_before_first(self._open_at_first_step)
+        steps.call_after_each(self._open_or_close_after_step)
+        events.call_at_end(self._close_window)
 
     def watch(self, owner: Any, name: str, around: Around) -> None:
         """Let calls of `owner.name` in watched steps go to `around(inner, *args, **kwargs)`."""
@@ -42,9 +42,9 @@ class SampledCallsWatch:
             one for one in self._sampled if not (one[0] is owner and one[1] == name and one[3] is around)
         ]
         was_open = self._window is not None
-        self._close()
+        self._close_window()
         if was_open:
-            self._open()
+            self._open_window()
         self._events.wrap(owner, name, self._make_around_outside_of_steps(around))
 
     def _make_around_outside_of_steps(self, around: Around) -> Around:
@@ -55,23 +55,23 @@ class SampledCallsWatch:
 
         return around_outside
 
-    def _begin(self, _optimizer: Any) -> None:
+    def _open_at_first_step(self, _optimizer: Any) -> None:
         if not self._steps.num_ended and self._window is None:
-            self._open()
+            self._open_window()
 
-    def _end_step(self, _optimizer: Any) -> None:
+    def _open_or_close_after_step(self, _optimizer: Any) -> None:
         is_wanted = self._steps.num_ended < FIRST_STEPS or self._steps.num_ended % PERIOD < WINDOW
         if is_wanted and self._window is None:
-            self._open()
+            self._open_window()
         elif not is_wanted:
-            self._close()
+            self._close_window()
 
-    def _open(self) -> None:
+    def _open_window(self) -> None:
         self._window = Subscriptions(Layer.RECORD)
         for owner, name, outside, _ in self._sampled:
             self._window.wrap(owner, name, outside)
 
-    def _close(self) -> None:
+    def _close_window(self) -> None:
         if self._window is not None:
             self._window.end()
             self._window = None

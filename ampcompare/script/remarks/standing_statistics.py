@@ -14,7 +14,7 @@ from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import RecordedSteps
-from ampcompare.script.remarks.lost_decay import least_relative_change
+from ampcompare.script.remarks.lost_decay import relative_change_lost_to_rounding
 from ampcompare.training.precision.base import owned_params
 
 BATCHES = 16  # behind which statistics that have moved nowhere stand still
@@ -23,7 +23,7 @@ MOST = 0.9  # of their elements
 LOST = 0.25
 
 
-class StandingVarianceWatch:
+class StuckVarianceWatch:
     """Notes the layers whose running variances stand still, once."""
 
     def __init__(self, rows: RecordedSteps) -> None:
@@ -39,8 +39,8 @@ class StandingVarianceWatch:
         if self._layers is None:
             if any(param.dtype in HALF_DTYPES for param in owned_params(optimizer)):
                 self._layers = [
-                    (layer, _running_variances(layer).clone(), _batches_seen_by_layer(layer))
-                    for layer in _layers_that_lose_differences()
+                    (layer, _running_variance_of(layer).clone(), _batches_seen_by_layer(layer))
+                    for layer in _layers_losing_variance_updates()
                 ]
             return
         seen = [one for one in self._layers if _batches_seen_by_layer(one[0]) >= one[2] + BATCHES]
@@ -48,27 +48,28 @@ class StandingVarianceWatch:
             return
         self._layers = [one for one in self._layers if one not in seen]
         still = [
-            layer for layer, before, _ in seen if _is_mostly_unchanged(_running_variances(layer), before)
+            layer for layer, before, _ in seen if _is_mostly_unchanged(_running_variance_of(layer), before)
         ]
         if still:
             kinds = format_few_names(
                 list(dict.fromkeys(f"{type(one).__name__}, momentum {one.momentum:g}" for one in still))
             )
-            dtype = dtype_name(_running_variances(still[0]).dtype)
-            self._rows.add_remark(
+            dtype = dtype_name(_running_variance_of(still[0]).dtype)
+            self._rows.add_rounding_remark(
                 f"running statistics in {dtype} stand still in {len(still)} layers ({kinds}): rounding loses each step "
-                f"towards a batch that differs by less than {100 * _least_difference_kept(still[0]):.0f} %, and "
-                "evaluation takes what the layers began with; keep them in fp32"
+                "towards a batch that differs by less than "
+                f"{100 * _least_kept_relative_difference(still[0]):.0f} %, and evaluation takes what the layers began "
+                "with; keep them in fp32"
             )
 
 
-def _layers_that_lose_differences() -> list[Any]:
+def _layers_losing_variance_updates() -> list[Any]:
     """Return the layers of the process whose rounding loses differences that matter."""
     layers = live_objects_of(_BatchNorm)
     return [
         one
         for one in layers
-        if one.momentum and _has_variance_in_16_bits(one) and _least_difference_kept(one) >= LOST
+        if one.momentum and _has_variance_in_16_bits(one) and _least_kept_relative_difference(one) >= LOST
     ]
 
 
@@ -81,12 +82,12 @@ def _has_variance_in_16_bits(layer: Any) -> bool:
     )
 
 
-def _least_difference_kept(layer: Any) -> float:
+def _least_kept_relative_difference(layer: Any) -> float:
     """Return the relative difference to a batch below which a layer's step is less than half a unit."""
-    return float(least_relative_change(_running_variances(layer).dtype) / layer.momentum)
+    return float(relative_change_lost_to_rounding(_running_variance_of(layer).dtype) / layer.momentum)
 
 
-def _running_variances(layer: Any) -> Tensor:
+def _running_variance_of(layer: Any) -> Tensor:
     variances: Tensor = layer._buffers["running_var"]
     return variances
 

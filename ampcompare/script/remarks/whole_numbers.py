@@ -20,7 +20,7 @@ CALLS = 32  # of models that are looked at: each look waits for the device
 MAX_ELEMENTS = 4096
 
 
-class WholeNumberWatch:
+class RoundedWholeNumberWatch:
     """Notes the inputs whose whole numbers a cast to 16 bits changes.
 
     Attributes:
@@ -34,7 +34,7 @@ class WholeNumberWatch:
         self._calls = 0
         self._noted: set[str] = set()
 
-    def look_at_inputs(
+    def note_rounded_inputs(
         self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype
     ) -> None:
         """Look at the inputs of a model that an arm casts to a 16-bit type."""
@@ -53,7 +53,7 @@ class WholeNumberWatch:
                 self.seen = self.seen or text
                 if self._rows is not None:
                     apart = ", apart from the others," if column else ""
-                    self._rows.add_remark(
+                    self._rows.add_rounding_remark(
                         f"{text}; pass them{apart} as integers, which nothing casts ({user_location()})"
                     )
 

@@ -101,7 +101,7 @@ def is_floating_tensor(tensor: Tensor) -> bool:
     return tensor.dtype in FLOATS or tensor.dtype == torch.float64
 
 
-def have_equal_shapes(one: Any, other: Any) -> bool:
+def have_equal_shapes_and_types(one: Any, other: Any) -> bool:
     """Return whether two values have tensors of the same shapes and types."""
     first, second = tensors_in(one), tensors_in(other)
     return len(first) == len(second) and all(
@@ -225,7 +225,7 @@ class Fp64Mode(TorchFunctionMode):
         return dropped
 
 
-class OperationsNoted(TorchFunctionMode):
+class OwnOperationsRecorder(TorchFunctionMode):
     """Notes what a module computes by itself: its operations, without those of modules inside of it.
 
     Attributes:
@@ -239,12 +239,14 @@ class OperationsNoted(TorchFunctionMode):
         self._hooks = []
         for inner in module.modules():
             if inner is not module:
-                self._hooks.append(inner.register_forward_pre_hook(lambda _, given: self._move_to_module(1)))
                 self._hooks.append(
-                    inner.register_forward_hook(lambda _, given, output: self._move_to_module(-1))
+                    inner.register_forward_pre_hook(lambda _, given: self._change_module_depth(1))
+                )
+                self._hooks.append(
+                    inner.register_forward_hook(lambda _, given, output: self._change_module_depth(-1))
                 )
 
-    def _move_to_module(self, by: int) -> None:
+    def _change_module_depth(self, by: int) -> None:
         self._inside += by
 
     def remove_hooks(self) -> None:
@@ -271,7 +273,7 @@ def _location_text_of_caller() -> str:
     return "" if file == __file__ else "%s:%d" % (os.path.basename(file), frame.f_lineno)
 
 
-def operation_rows(
+def operation_error_rows(
     native: List[Tuple[str, str, Tensor]], exact: List[Tuple[str, str, Tensor]]
 ) -> List[Dict[str, Any]]:
     """Return of each operation its error against fp64, and two numbers that tell its fp64 answer from others.
@@ -290,7 +292,7 @@ def operation_rows(
     return rows
 
 
-def dropout_mask_of_type(dtype: torch.dtype = torch.float32) -> Tensor:
+def seeded_dropout_mask(dtype: torch.dtype = torch.float32) -> Tensor:
     """Return what this torch draws for dropout of a type from a known seed."""
     states = torch_generator_states()
     torch.manual_seed(0)
@@ -304,7 +306,7 @@ def _widened_to_fp64(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def weights_changed_in(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def weights_and_buffers_changed_in(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Change the weights and buffers of a module, and restore both, and what the module does with its buffers."""
     weights = [(one, one.data) for one in module.parameters()]
     buffers = [(each, dict(each._buffers)) for each in module.modules()]
@@ -376,7 +378,7 @@ def outputs_and_gradients_of_call(
         masks: gets the masks of dropout; `given` are those to use.
         types: of its inputs, to which these are rounded.
         scale: of the output gradients, by which the gradients are divided.
-        operations: gets those of the forward pass, as `OperationsNoted` has them.
+        operations: gets those of the forward pass, as `OwnOperationsRecorder` has them.
     """
     device = next((one.device for one in module.parameters()), None)
     noise = torch.Generator().manual_seed(0)
@@ -403,7 +405,7 @@ def outputs_and_gradients_of_call(
         torch.float32,
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(weights_changed_in(module, change))
+        stack.enter_context(weights_and_buffers_changed_in(module, change))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(autocast_restored(autocast))
         args, kwargs = with_tensors_changed(make, call["args"]), with_tensors_changed(make, call["kwargs"])
@@ -413,9 +415,9 @@ def outputs_and_gradients_of_call(
                 _module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise))
             )
         stack.enter_context(
-            _arithmetic_in_force(drawn, [] if masks is None else masks, given or [], double=double)
+            _fp64_and_dropout_replay(drawn, [] if masks is None else masks, given or [], double=double)
         )
-        with _operations_noted(module, operations):
+        with _own_operations_recorded(module, operations):
             outputs = tensors_in((module if run is None else run)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
         into_outputs = []
@@ -438,7 +440,7 @@ def outputs_and_gradients_of_call(
 
 
 @contextlib.contextmanager
-def _arithmetic_in_force(
+def _fp64_and_dropout_replay(
     drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool
 ) -> Iterator[None]:
     """Compute in fp64, if `double`; note the masks of dropout, drawn in a type, or take those that are given."""
@@ -453,12 +455,12 @@ def _arithmetic_in_force(
 
 
 @contextlib.contextmanager
-def _operations_noted(module: nn.Module, into: Optional[List[Any]]) -> Iterator[None]:
+def _own_operations_recorded(module: nn.Module, into: Optional[List[Any]]) -> Iterator[None]:
     """Note the operations of a module in a list, if one is given and this torch has such modes."""
     if into is None or TorchFunctionMode is object:
         yield
         return
-    mode = OperationsNoted(module)
+    mode = OwnOperationsRecorder(module)
     try:
         with mode:
             yield
@@ -467,7 +469,7 @@ def _operations_noted(module: nn.Module, into: Optional[List[Any]]) -> Iterator[
         into.extend(mode.noted)
 
 
-def _narrow_types_widened() -> Any:
+def _context_keeping_fp64() -> Any:
     """Return a context in which fp64 stays fp64 where a narrower type is asked for, if this torch has such modes."""
     if TorchFunctionMode is object:
         return contextlib.nullcontext()
@@ -533,7 +535,7 @@ def relative_distance(one: Tensor, other: Tensor) -> float:
 Entry = Dict[str, Any]
 
 
-def error_rows(
+def errors_by_part_and_tensor(
     native: Dict[str, Named],
     exact: Dict[str, Named],
     nudged: Dict[str, Named],
@@ -607,7 +609,7 @@ def updates_and_states_of_step(
                         one = widen(one) if is_moment else one.clone()
                     entry[key] = one
         before = [param.data.clone() for param in params]
-        with _narrow_types_widened() if double else contextlib.nullcontext():
+        with _context_keeping_fp64() if double else contextlib.nullcontext():
             step()
         for name, param, first in zip(names, params, before):
             updates[name] = param.data.double() - first.double()
@@ -652,7 +654,7 @@ class StepFollower:
         self._wrap_function(nn.Module, "__call__", self._call_module)
         self._wrap_function(torch.optim.Optimizer, "__init__", self._follow_new_optimizer)
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
-        self._wrap_function(loader, "__next__", self._take_batch)
+        self._wrap_function(loader, "__next__", self._get_next_batch)
         self._wrap_function(torch.autograd, "backward", self._backward)
 
     def stop_following(self) -> None:
@@ -700,7 +702,7 @@ class StepFollower:
             self.step += 1
             self.batches = []
 
-    def _take_batch(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_next_batch(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         return self.batch_given_to_script(inner(*args, **kwargs))
 
     def _is_training_call(self, module: nn.Module) -> bool:
@@ -727,14 +729,14 @@ class StepFollower:
                 not self.is_started and next(module.parameters(), None) is None
             ):
                 return inner(module, *args, **kwargs)
-            args, kwargs = self._enter_module(module, args, kwargs)
+            args, kwargs = self._enter_top_module(module, args, kwargs)
         self.depth += 1
         try:
             return self.call_named_module(inner, module, args, kwargs)
         finally:
             self.depth -= 1
 
-    def _enter_module(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def _enter_top_module(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         self.is_inside = True
         try:
             with torch.no_grad():
@@ -744,7 +746,7 @@ class StepFollower:
                 if not any(module is one for one in self.tops):
                     self._name_modules(module)
                     self.tops.append(module)
-                    self.note_module_started(module, len(self.tops) - 1)
+                    self.before_first_call_of_model(module, len(self.tops) - 1)
                 return self.inputs_given_to_model(module, args, kwargs)
         finally:
             self.is_inside = False
@@ -789,7 +791,7 @@ class StepFollower:
 
     def start_step(self) -> None: ...
 
-    def note_module_started(self, module: nn.Module, number: int) -> None: ...
+    def before_first_call_of_model(self, module: nn.Module, number: int) -> None: ...
 
     def inputs_given_to_model(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the inputs (args, kwargs) that a call of a model gets: here the script's own."""
@@ -833,7 +835,7 @@ class StepKeeper(StepFollower):
             optimizers=[_optimizer_as_plain_data(one) for one in self.optimizers],
         )  # fmt: skip
 
-    def note_module_started(self, module: nn.Module, number: int) -> None:
+    def before_first_call_of_model(self, module: nn.Module, number: int) -> None:
         self.capsule["models"].append({
             "kind": type(module).__name__,
             "weights": {name: copy_to_cpu(one) for name, one in module.named_parameters()},
@@ -944,7 +946,7 @@ class Replay(StepFollower):
             return batch
         number = min(self.loaded, len(kept) - 1)
         self.loaded += 1
-        if type(batch) is not type(kept[number]) or not have_equal_shapes(batch, kept[number]):
+        if type(batch) is not type(kept[number]) or not have_equal_shapes_and_types(batch, kept[number]):
             return batch
         return with_tensors_changed(lambda one: one.clone(), kept[number])
 
@@ -977,7 +979,7 @@ class Replay(StepFollower):
                     if key in group and key in first and group[key] == first[key]:
                         group[key] = value
 
-    def note_module_started(self, module: nn.Module, number: int) -> None:
+    def before_first_call_of_model(self, module: nn.Module, number: int) -> None:
         for _, each in module.named_modules():
             self.modules.setdefault(self.names[id(each)], each)
         if number >= len(self.capsule["models"]):
@@ -1006,13 +1008,13 @@ class Replay(StepFollower):
             kept = calls[self.entered]
             device = next((one.device for one in module.parameters()), torch.device("cpu"))
             for now, then in ((args, kept["args"]), (kwargs, kept["kwargs"])):
-                if then is not None and not have_equal_shapes(now, then):
+                if then is not None and not have_equal_shapes_and_types(now, then):
                     shapes = [[list(one.shape) for one in tensors_in(side)] for side in (now, then)]
                     raise StepRefused(
                         "the script gives its model other inputs than in the capsule: %s, not %s"
                         % tuple(shapes)
                     )
-            self._compare_inputs((args, kwargs), (kept["args"], kept["kwargs"]))
+            self._judge_inputs((args, kwargs), (kept["args"], kept["kwargs"]))
             if kept["args"] is not None:
                 args = with_tensors_changed(lambda one: one.clone().to(device), kept["args"])
             if kept["kwargs"] is not None:
@@ -1020,7 +1022,7 @@ class Replay(StepFollower):
         self.entered += 1
         return args, kwargs
 
-    def _compare_inputs(self, given: Any, kept: Any) -> None:
+    def _judge_inputs(self, given: Any, kept: Any) -> None:
         """Judge what the script gives a model, where it gives that of the capsule as it is; else it has no seed."""
         pairs = [
             pair
@@ -1063,7 +1065,7 @@ class Replay(StepFollower):
         if not is_base:
             call.args = call.kwargs = None
             known = self.known["calls"].get("%s#%d" % (name, number)) if self.known is not None else None
-            if is_top and known is not None and have_equal_shapes(result, known["output"]):
+            if is_top and known is not None and have_equal_shapes_and_types(result, known["output"]):
                 given_out = iter(tensors_in(known["output"]))
                 result = with_tensors_changed(
                     lambda one: _with_value_replaced(one, next(given_out).to(one.device)), result
@@ -1216,7 +1218,7 @@ class Replay(StepFollower):
                 continue
             try:
                 native, exact, nudged, drawn, operations = self._answers_of_module(module, call, run, masks)
-                row["parts"] = error_rows(native, exact, nudged, known)
+                row["parts"] = errors_by_part_and_tensor(native, exact, nudged, known)
                 row["operations"] = operations
             except Exception as error:
                 row["why"] = "%s: %s" % (
@@ -1232,7 +1234,7 @@ class Replay(StepFollower):
             self.answers["calls"] = calls
             self.answers.setdefault("exact", {})
             self.answers.setdefault("masks", {})
-            self.answers["drawn"] = dropout_mask_of_type()
+            self.answers["drawn"] = seeded_dropout_mask()
 
     def _replays_base_dropout(self) -> bool:
         """Note whether other dropout is drawn here than for the base, and return whether modules get that of the base.
@@ -1242,7 +1244,7 @@ class Replay(StepFollower):
         self.draws_otherwise = False
         if self.known is None:
             return False
-        others = self.draws_otherwise = not torch.equal(dropout_mask_of_type(), self.known["drawn"])
+        others = self.draws_otherwise = not torch.equal(seeded_dropout_mask(), self.known["drawn"])
         if others:
             self.notes.append(
                 "this torch draws other dropout from the same generator; it gets that of the base"
@@ -1250,7 +1252,7 @@ class Replay(StepFollower):
         if self.arm is None or self.arm.half is None:
             return others
         self.draws_otherwise = others or not torch.equal(
-            dropout_mask_of_type(self.arm.half), self.known["drawn"]
+            seeded_dropout_mask(self.arm.half), self.known["drawn"]
         )
         return True
 
@@ -1297,7 +1299,7 @@ class Replay(StepFollower):
             # A unit of what the module computes in, which its inputs may have more bits than.
             unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
             nudged = outputs_and_gradients_of_call(module, call, {}, double=True, nudge=unit, given=masks)
-        return native, exact, nudged, drawn, operation_rows(operations, exact_operations)
+        return native, exact, nudged, drawn, operation_error_rows(operations, exact_operations)
 
     @contextlib.contextmanager
     def _modules_called_without_arm(self, own: Optional[ModuleCall] = None) -> Iterator[None]:
@@ -1335,7 +1337,7 @@ class Replay(StepFollower):
             nudged = updates_and_states_of_step(
                 optimizer, step, gradients, names, double=True, nudge=2.0**-24
             )
-            row["parts"] = error_rows(native, exact, nudged, known)
+            row["parts"] = errors_by_part_and_tensor(native, exact, nudged, known)
             for name, param in zip(names, params):
                 entry = row["parts"].get("update", {}).get(name)
                 if entry is not None and name in exact["update"]:
@@ -1367,7 +1369,7 @@ class Replay(StepFollower):
         unit = 2.0**-24
         parts: Dict[str, Dict[str, Entry]] = {"fwd": {}, "dgrad": {}}
         if self.losses and self.known["losses"]:
-            apart = _distance_of_losses(self.losses, self.known["losses"])
+            apart = _relative_distance_of_losses(self.losses, self.known["losses"])
             parts["fwd"]["loss"] = {"error": apart, "moved": 0.0, "unit": unit}
         for name, one in self.known["loss_gradients"].items():
             now = self.loss_gradients.get(name)
@@ -1395,7 +1397,7 @@ def _distance_of_inputs(one: Tensor, other: Tensor) -> float:
     return 0.0 if torch.equal(one.cpu(), other) else math.inf
 
 
-def _distance_of_losses(one: List[float], other: List[float]) -> float:
+def _relative_distance_of_losses(one: List[float], other: List[float]) -> float:
     """Return how far the losses of a step are apart; of other backward passes their sums, by the size of all losses."""
     if len(one) == len(other):
         return relative_distance(torch.tensor(one), torch.tensor(other))

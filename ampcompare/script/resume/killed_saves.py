@@ -71,7 +71,7 @@ class KilledCopy:
     has_hung: bool = False
 
 
-class ChangeWatch:
+class FileChangeReporter:
     """In a copy: says each change of files to the parent before it is made, and dies at a point."""
 
     def __init__(self, point: KillPoint | None, say: int, hear: int, ignored: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class ChangeWatch:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.addaudithook(self._see_audit_event)
 
-    def say_write_of(self, path: str) -> None:
+    def report_write_to_parent(self, path: str) -> None:
         """Follow a file that compiled code is about to write."""
         self._say_change_to_parent(FileChange("writes", (path,)))
 
@@ -132,7 +132,7 @@ class ChangeWatch:
         limits.setrlimit(limits.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
 
-class KilledSaves:
+class SaveKiller:
     """Makes the copies of this process, and writes what they leave into a folder.
 
     Args:
@@ -148,7 +148,7 @@ class KilledSaves:
         self._seen: dict[str, str] = {}
 
     def kill_copies(
-        self, enter: Callable[[ChangeWatch], None], note: Callable[[dict[str, Any]], None]
+        self, enter: Callable[[FileChangeReporter], None], note: Callable[[dict[str, Any]], None]
     ) -> bool:
         """Kill copies; return True in a copy, which is to go on, and False in this process when all have ended.
 
@@ -178,7 +178,9 @@ class KilledSaves:
             note({"point": _kill_point_text(point, changes), "left": left, "state": state})
         return False
 
-    def _fork_copy(self, point: KillPoint | None, enter: Callable[[ChangeWatch], None]) -> KilledCopy | None:
+    def _fork_copy(
+        self, point: KillPoint | None, enter: Callable[[FileChangeReporter], None]
+    ) -> KilledCopy | None:
         heard, say = os.pipe()
         hear, answer = os.pipe()
         child = os.fork()
@@ -186,7 +188,7 @@ class KilledSaves:
             os.close(heard)
             os.close(answer)
             torch.set_num_threads(1)  # the threads of OpenMP are those of the parent
-            enter(ChangeWatch(point, say, hear, self._ignored))
+            enter(FileChangeReporter(point, say, hear, self._ignored))
             return None
         os.close(say)
         os.close(hear)
@@ -277,12 +279,12 @@ class KilledSaves:
         return self._seen[key]
 
 
-def lay_out_remains(folder: Path) -> None:
+def restore_files_of_killed_copy(folder: Path) -> None:
     """Put what a copy has left at its paths."""
     _put_files_of_column_at_paths(folder, 1)
 
 
-def put_back_originals(folder: Path) -> None:
+def restore_original_files(folder: Path) -> None:
     """Put what was at these paths before the copies."""
     _put_files_of_column_at_paths(folder, 2)
 

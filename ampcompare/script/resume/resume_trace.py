@@ -31,8 +31,8 @@ from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.location import is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.script.imports.adapter_imports import acts_by_itself, follow_adapters
-from ampcompare.script.resume.killed_saves import ChangeWatch, KilledSaves
+from ampcompare.script.imports.adapter_imports import adapter_keeps_own_functions, call_with_each_adapter
+from ampcompare.script.resume.killed_saves import FileChangeReporter, SaveKiller
 from ampcompare.script.resume.saved_files import DEPTH, SavedFilesWatch, script_location_text
 from ampcompare.settings.resume_trace import TraceRowKind
 
@@ -78,8 +78,8 @@ class ResumeTraceRecorder:
         self._first_only = first_only
         self._kill = kill
         self._trainers = trainers
-        self._changes: ChangeWatch | None = None  # in a copy that is to be killed
-        self._files = SavedFilesWatch(self._write_row_of_file, self._say_write_before_save)
+        self._changes: FileChangeReporter | None = None  # in a copy that is to be killed
+        self._files = SavedFilesWatch(self._write_row_of_file, self._report_file_before_save)
         self._step = 0  # steps that have ended
         self._is_started = self._is_inside = self._has_saved = self._has_trained = False
         self._first: nn.Module | None = None  # that the step has called
@@ -95,12 +95,12 @@ class ResumeTraceRecorder:
         """Watch until the process ends."""
         recorder.call_after_each_row(self._trace_losses_and_steps_of_row)
         events = Subscriptions(Layer.WATCH)
-        events.wrap(*Points.FORWARD, self._forward)
-        events.wrap(*Points.MAKE_OPTIMIZER, self._make_follower_listing_objects(self._optimizers))
-        events.wrap(*Points.MAKE_SCALER, self._make_follower_listing_objects(self._scalers))
+        events.wrap(*Points.FORWARD, self._trace_forward_call)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._make_wrapper_listing_objects(self._optimizers))
+        events.wrap(*Points.MAKE_SCALER, self._make_wrapper_listing_objects(self._scalers))
         events.call_at_end(register_optimizer_step_pre_hook(self._before_optimizer_step).remove)
         self._files.install(events)
-        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedule_classes()):
+        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_lr_scheduler_classes()):
             events.wrap(kind, "load_state_dict", self._note_restored_object)
         events.wrap(torch, "set_rng_state", self._note_restored_generator)
         # the second is NVIDIA's, or an alias, which is not followed
@@ -110,13 +110,13 @@ class ResumeTraceRecorder:
         )
         imports.begin()
         events.call_at_end(imports.end)
-        follow_adapters(functools.partial(self._follow_adapter, events), events)
+        call_with_each_adapter(functools.partial(self._follow_adapter, events), events)
         if self._trainers is not None:
             self._trainers(self._write_trace_row, events)
 
     def _follow_adapter(self, events: Subscriptions, adapter: Any) -> None:
         """Watch the adapter that `migrate` writes, whose scales are those of the script, unless an arm's are."""
-        if acts_by_itself(adapter):
+        if adapter_keeps_own_functions(adapter):
             self._adapter = adapter
             events.wrap(adapter, "load_state_dict", self._note_restored_scales)
 
@@ -132,7 +132,7 @@ class ResumeTraceRecorder:
             line = json.dumps({"kind": kind, "step": self._step, **values}) + "\n"
             os.write(self._file, line.encode("utf-8"))
 
-    def _make_follower_listing_objects(self, into: list[weakref.ref[Any]]) -> Callable[..., Any]:
+    def _make_wrapper_listing_objects(self, into: list[weakref.ref[Any]]) -> Callable[..., Any]:
         def make(inner: Any, made: Any, *args: Any, **options: Any) -> Any:
             into.append(weakref.ref(made))
             return inner(made, *args, **options)
@@ -145,7 +145,7 @@ class ResumeTraceRecorder:
     def _trace_losses_and_steps_of_row(self, row: dict[str, Any]) -> None:
         """Follow the record: losses, and steps of its optimizers."""
         if row["kind"] in ("backward", "plain_backward"):
-            self._write_trace_row(TraceRowKind.LOSS, loss=_find_loss_number(row["loss"]))
+            self._write_trace_row(TraceRowKind.LOSS, loss=_loss_as_float(row["loss"]))
         elif row["kind"] == "step":
             self._behind = int(row["optimizer"])
             self._counts[self._behind] = self._counts.get(self._behind, 0) + 1
@@ -166,16 +166,16 @@ class ResumeTraceRecorder:
                 "a process that uses a GPU cannot be copied: --fault kill needs --device cpu"
             )
         folder = os.path.dirname(os.path.abspath(kill["folder"]))
-        kills = KilledSaves(kill["points"], Path(kill["folder"]), [folder])
+        kills = SaveKiller(kill["points"], Path(kill["folder"]), [folder])
         if not kills.kill_copies(
             self._follow_changes_in_copy, lambda found: self._write_trace_row(TraceRowKind.KILLED, **found)
         ):
             os._exit(0)
 
-    def _follow_changes_in_copy(self, changes: ChangeWatch) -> None:
+    def _follow_changes_in_copy(self, changes: FileChangeReporter) -> None:
         self._changes = changes
 
-    def _forward(self, inner: Any, module: nn.Module, *args: Any, **options: Any) -> Any:
+    def _trace_forward_call(self, inner: Any, module: nn.Module, *args: Any, **options: Any) -> Any:
         if self._changes is not None and torch.is_grad_enabled() and module.training:
             os._exit(0)  # it has saved, and was not killed
         if self._depth or self._is_inside or not self._is_training_call(module):
@@ -188,7 +188,7 @@ class ResumeTraceRecorder:
                 self._models.append(module)
         self._is_inside = True
         try:
-            if self._has_saved and self._files.have_saves_ended():
+            if self._has_saved and self._files.have_other_saves_ended():
                 self._write_trace_row(TraceRowKind.STOP)
                 os._exit(0)
             if not self._is_started:
@@ -202,10 +202,10 @@ class ResumeTraceRecorder:
                     self._write_trace_row(
                         TraceRowKind.START,
                         state=self._state_digests_at_step(),
-                        made=self._numbers_of_living(),
+                        made=self._numbers_of_living_objects(),
                     )
             if module is self._first:  # others get what it returns
-                given = list(_tensors_in_arguments((args, options), DEPTH))
+                given = list(_tensors_without_grad_fn((args, options), DEPTH))
                 self._write_trace_row(
                     TraceRowKind.BATCH,
                     batch=_hash_of_parts(map(_bytes_of_tensor, given)),
@@ -244,9 +244,9 @@ class ResumeTraceRecorder:
         if kind == TraceRowKind.SAVE and self._stop_at is not None and self._step >= self._stop_at:
             self._has_saved = True
 
-    def _say_write_before_save(self, path: str) -> None:
+    def _report_file_before_save(self, path: str) -> None:
         if self._changes is not None:
-            self._changes.say_write_of(path)
+            self._changes.report_write_to_parent(path)
 
     def _note_restored_object(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
         kinds = ((nn.Module, "model"), (torch.optim.Optimizer, "optimizer"), (torch.amp.GradScaler, "scaler"))
@@ -288,7 +288,7 @@ class ResumeTraceRecorder:
             ],
             "scales": [*self._loss_scales_with_counts()],
             "rates": [float(group["lr"]) for each in groups for group in each if "lr" in group],
-            "options": [[_plain_options_of_group(group) for group in each] for each in groups],
+            "options": [[_group_options_without_rate(group) for group in each] for each in groups],
             "generators": _digests_of_generators(),
         }
 
@@ -350,7 +350,7 @@ class ResumeTraceRecorder:
     def _living_objects(self, found: list[weakref.ref[Any]]) -> list[Any]:
         return [one for each in found if (one := each()) is not None]
 
-    def _numbers_of_living(self) -> dict[str, list[int]]:
+    def _numbers_of_living_objects(self) -> dict[str, list[int]]:
         """Return which of the optimizers and the enabled scalers are left, in the order in which they were made."""
         optimizers, scalers = [each() for each in self._optimizers], [each() for each in self._scalers]
         return {
@@ -368,7 +368,7 @@ class ResumeTraceRecorder:
             yield [float(scaler.loss_scale()), float(scaler._unskipped)]
 
 
-def _find_loss_number(loss: Any) -> float | None:
+def _loss_as_float(loss: Any) -> float | None:
     loss = loss() if callable(loss) else loss
     return None if loss is None else float(loss)
 
@@ -436,7 +436,7 @@ def _is_key_of_master(key: Any) -> bool:
     return isinstance(key, str) and any(part in key for part in OF_MASTERS)
 
 
-def _plain_options_of_group(group: dict[str, Any]) -> dict[str, Any]:
+def _group_options_without_rate(group: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a group of parameters but its learning rate, as JSON holds them."""
     plain = {name: _as_json_value(value) for name, value in group.items() if name not in ("params", "lr")}
     return {name: value for name, value in plain.items() if value is not ...}
@@ -548,7 +548,7 @@ def _attributes_by_class_name(owners: list[Any]) -> Iterator[tuple[str, Any]]:
         yield from ((f"{head}.{key}", each) for key, each in list(vars(owner).items()))
 
 
-def _schedule_classes() -> list[Any]:
+def _lr_scheduler_classes() -> list[Any]:
     """Return the classes of schedules with a `load_state_dict` of their own."""
     kinds: list[Any] = [torch.optim.lr_scheduler.LRScheduler]
     for kind in kinds:
@@ -562,17 +562,17 @@ def _digests_of_first_samples(tensors: list[Tensor]) -> list[str]:
     return [] if batch is None else [_hash_of_parts([_bytes_of_tensor(each)]) for each in batch[:MAX_SAMPLES]]
 
 
-def _tensors_in_arguments(values: Any, depth: int) -> Iterator[Tensor]:
+def _tensors_without_grad_fn(values: Any, depth: int) -> Iterator[Tensor]:
     """Yield all tensors in the arguments of a call that nothing has computed from weights."""
     if isinstance(values, Tensor):
         if not values.requires_grad:
             yield values
     elif depth and isinstance(values, dict):
         for key in values:
-            yield from _tensors_in_arguments(values[key], depth - 1)
+            yield from _tensors_without_grad_fn(values[key], depth - 1)
     elif depth and isinstance(values, (list, tuple)):
         for value in values:
-            yield from _tensors_in_arguments(value, depth - 1)
+            yield from _tensors_without_grad_fn(value, depth - 1)
 
 
 def _digests_of_generators() -> dict[str, str]:

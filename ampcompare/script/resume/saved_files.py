@@ -62,9 +62,9 @@ class SavedFilesWatch:
         )
         imports.begin()
         events.call_at_end(imports.end)
-        sys.addaudithook(functools.partial(self._note_file_of_audit, events))
+        sys.addaudithook(functools.partial(self._note_file_event_of_audit, events))
 
-    def have_saves_ended(self) -> bool:
+    def have_other_saves_ended(self) -> bool:
         """Return whether no other thread still saves."""
         return all(each.done() for each in self._waiting)
 
@@ -109,7 +109,7 @@ class SavedFilesWatch:
         self._note(TraceRowKind.MOVE, path=before, to=os.path.abspath(os.fsdecode(target)))
         return result
 
-    def _note_file_of_audit(self, events: Subscriptions, event: str, args: tuple[Any, ...]) -> None:
+    def _note_file_event_of_audit(self, events: Subscriptions, event: str, args: tuple[Any, ...]) -> None:
         """Learn which file gets what was saved into a buffer, and where a file is moved across file systems."""
         if event == "open" and self._buffer is not None and events.active:
             if threading.get_ident() == self._thread and is_open_for_writing(args) and not self._inside:

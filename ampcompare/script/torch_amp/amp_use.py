@@ -42,18 +42,18 @@ class AmpUse:
             arm: named in the refusal of a script that has its mixed precision off.
             enabled: whether its casts are on.
         """
-        self.has_autocast = self.has_autocast or (enabled and not self._makes_on_behalf())
-        self._note_switched_off(arm, enabled)
+        self.has_autocast = self.has_autocast or (enabled and not self._is_making_on_behalf())
+        self._note_if_switched_off(arm, enabled)
 
     def note_scaler_made(self, arm: Arm | str, enabled: bool, scaler: Any) -> None:
         """Note that a GradScaler is made, by the script or on its behalf; arguments as of `note_autocast_made`."""
-        if not self._makes_on_behalf():
+        if not self._is_making_on_behalf():
             self.has_scaler = self.has_scaler or enabled
             if not enabled:
                 self.off_scalers.append(scaler)
-        self._note_switched_off(arm, enabled)
+        self._note_if_switched_off(arm, enabled)
 
-    def _note_switched_off(self, arm: Arm | str, enabled: bool) -> None:
+    def _note_if_switched_off(self, arm: Arm | str, enabled: bool) -> None:
         if not enabled and not self.acts and self.why_off is None:
             self.why_off = _switched_off_message(arm)
 
@@ -67,7 +67,7 @@ class AmpUse:
             raise UnsupportedCombination(self.why_off)
 
     @contextmanager
-    def made_on_behalf(self) -> Iterator[None]:
+    def making_on_behalf_of_script(self) -> Iterator[None]:
         """Run a block that makes objects of `torch.amp` for the script."""
         self._makers.add(get_ident())
         try:
@@ -75,7 +75,7 @@ class AmpUse:
         finally:
             self._makers.discard(get_ident())
 
-    def _makes_on_behalf(self) -> bool:
+    def _is_making_on_behalf(self) -> bool:
         return get_ident() in self._makers
 
 

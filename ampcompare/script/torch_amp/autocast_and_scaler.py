@@ -31,7 +31,7 @@ SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 
-class OpenCasts:
+class OpenAutocastBlock:
     """One autocast block that stays open, and the parts of a script without it.
 
     The block is left and made again, not nested: only at the outermost exit does torch drop the casts of weights that
@@ -88,7 +88,7 @@ class OpenCasts:
             torch.clear_autocast_cache()  # a block of the script may still be open around this one
 
 
-class TorchAmp(TorchAmpStandIn):
+class TorchAmpByAutocast(TorchAmpStandIn):
     """The names of `torch.amp` under an arm in fp32 or with autocast; any other is refused at their first use."""
 
     def __init__(
@@ -194,11 +194,11 @@ class TorchAmp(TorchAmpStandIn):
         if scaler in self._silenced:  # what scripts read in one that is on, for a scale of 1 that never moves
             scaler._init_scale, scaler._scale = 1.0, torch.ones(())
             scaler._growth_tracker = torch.zeros((), dtype=torch.int32)
-            forget_steps_of_scaler(scaler)
+            reset_step_state_of_scaler(scaler)
 
     def _note_scaled_loss(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self._scales = True
-        self._losses.note_scaled(scaler)
+        self._losses.note_loss_scaled_by(scaler)
         return original(scaler, outputs)
 
     def _refuse_unscaled_loss(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -213,7 +213,7 @@ class TorchAmp(TorchAmpStandIn):
 
     def _note_scaler_update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
-        self._losses.note_updated(scaler)
+        self._losses.note_scaler_updated(scaler)
         return result
 
     def _shown_state_of_silenced_scaler(self, original: Any, scaler: Any) -> Any:
@@ -237,7 +237,7 @@ class TorchAmp(TorchAmpStandIn):
 
     def _after_step(self, optimizer: Any, *_arguments: Any) -> None:
         if self._is_without_scaler_and_record() and self._rows is not None:
-            self._rows.add_step(self._rows.number_and_is_new(optimizer)[0], True)
+            self._rows.add_step(self._rows.optimizer_number_and_is_new(optimizer)[0], True)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         self.script.refuse_step_switched_off()
@@ -295,7 +295,7 @@ def scaled_step_error(arm: Arm | str) -> ScalingError:
     )
 
 
-def forget_steps_of_scaler(scaler: Any) -> None:
+def reset_step_state_of_scaler(scaler: Any) -> None:
     """Make a scaler forget which gradients it has unscaled and which optimizers it has stepped, as `update` does."""
     scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 

@@ -18,7 +18,7 @@ from ampcompare.base.tensors.products import HALF_DTYPES
 TENSORS = ("_parameters", "_buffers")
 
 
-class CastTypes:
+class WeightTypeRestorer:
     """Notes the types of prepared models, and gives them back behind a cast of the script."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class CastTypes:
 
     def install(self, events: Subscriptions) -> None:
         """Follow casts from now on."""
-        events.wrap(nn.Module, "_apply", self._note_cast)
+        events.wrap(nn.Module, "_apply", self._follow_module_cast)
         events.call_at_end(lambda: self._remove())
 
     def note_models(self, models: Iterable[nn.Module]) -> None:
@@ -43,7 +43,7 @@ class CastTypes:
                 if tensor is not None and tensor.is_floating_point()
             }
 
-    def _note_cast(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _follow_module_cast(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = original(module, *args, **kwargs)
         if self._find_changed_tensors(module):
             if not self._changed:
@@ -75,11 +75,11 @@ class CastTypes:
                 if kind == "_buffers":
                     module._buffers[name] = tensor.to(dtype)
                 else:
-                    _cast_parameter(tensor, dtype)
+                    _cast_parameter_and_gradient(tensor, dtype)
         self._changed.clear()
 
 
-def _cast_parameter(param: Tensor, dtype: torch.dtype) -> None:
+def _cast_parameter_and_gradient(param: Tensor, dtype: torch.dtype) -> None:
     gradient, param.grad = param.grad, None
     param.data = param.data.to(dtype)
     param.grad = None if gradient is None else gradient.to(dtype)

@@ -27,7 +27,7 @@ class GradientMirror:
         """Let each master show the gradient of its 16-bit weight while that shows none of its master."""
         for param, master in pairs:
             self._scaled[id(master)] = weakref.ref(master), weakref.ref(param)
-        self._put_property_in_place()
+        self._redirect_or_restore_grad_reads()
 
     def show_master_gradients(self, pairs: Pairs) -> None:
         """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
@@ -46,14 +46,14 @@ class GradientMirror:
                 if master is not None:
                     _GRAD.__set__(param, None if grad is None else grad.to(param.dtype))
                     _GRAD.__set__(master, None)
-        self._put_property_in_place()
+        self._redirect_or_restore_grad_reads()
 
     def show_own_gradients(self, weights: Iterable[Tensor]) -> None:
         """Let weights and masters show their own gradients again."""
         for param in weights:
             self._shown.pop(id(param), None)
             self._scaled.pop(id(param), None)
-        self._put_property_in_place()
+        self._redirect_or_restore_grad_reads()
 
     def is_any_shown(self, weights: Iterable[Tensor]) -> bool:
         """Return whether any of these shows a gradient."""
@@ -63,9 +63,9 @@ class GradientMirror:
         """Let all tensors show their own gradients."""
         self._shown.clear()
         self._scaled.clear()
-        self._put_property_in_place()
+        self._redirect_or_restore_grad_reads()
 
-    def _put_property_in_place(self) -> None:
+    def _redirect_or_restore_grad_reads(self) -> None:
         GRADIENT_READS.redirect_gradient_reads(
             *((self._read_gradient, self._write_gradient) if self._shown or self._scaled else (None, None))
         )
@@ -103,7 +103,7 @@ class GradientMirror:
         _GRAD.__set__(weight, None)
         if wide is None:
             del self._shown[id(weight)]
-            self._put_property_in_place()
+            self._redirect_or_restore_grad_reads()
         else:
             self._shown[id(weight)] = weight, master, wide
 

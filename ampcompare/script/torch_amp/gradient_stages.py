@@ -157,7 +157,7 @@ class GradientStages:
                 for optimizer in self._optimizers.living_optimizers()
                 for param in owned_params(optimizer)
             ]
-            with self._stand_in.script.made_on_behalf():
+            with self._stand_in.script.making_on_behalf_of_script():
                 self._scaler = torch.amp.GradScaler(params[0].device.type if params else "cpu")
 
     def current_scale(self) -> float:
@@ -206,9 +206,9 @@ class GradientStages:
                 return None
         elif has_graph or self._new_places or not self._has_step.get(place, False):
             is_clear = not self._has_nonzero_gradient(self._optimizers.living_optimizers())
-            self._note_place_of_pass(place, is_clear)
+            self._note_backward_location(place, is_clear)
             can_repeat = is_clear and not has_graph and not self._has_step.get(place, False)
-            can_repeat = can_repeat and begin is loss and _can_run_twice(loss)
+            can_repeat = can_repeat and begin is loss and _can_run_backward_twice(loss)
             if is_clear and not can_repeat and (has_graph or not self._has_step.get(place, True)):
                 self._leave_next_pass_unscaled()
                 return None
@@ -218,7 +218,7 @@ class GradientStages:
             options.pop("grad_tensors")
         return self._scale_losses(begin)
 
-    def _note_place_of_pass(self, place: tuple[int, ...], is_clear: bool) -> None:
+    def _note_backward_location(self, place: tuple[int, ...], is_clear: bool) -> None:
         """Add the place of a pass. Gradients that were cleared before it mean that none of the others was stepped."""
         if is_clear:
             unscaled = self._optimizers_in_stage(_GradientStage.UNSCALED)
@@ -376,7 +376,7 @@ class GradientStages:
         elif self._stage_of_optimizer(optimizer) is _GradientStage.SCALED and self.has_gradients(optimizer):
             with GRADIENT_READS.pause_notices_of_reads():
                 self._unscale_gradients(optimizer)
-                self._compute_overflowed_again(self._optimizers.weights_stepped_by(optimizer))
+                self._recompute_overflowed_gradients(self._optimizers.weights_stepped_by(optimizer))
             self._stages[optimizer] = _GradientStage.UNSCALED
             if self._in_step is not None and self._skips_overflows and self._has_found_overflow(optimizer):
                 raise OverflowInStep
@@ -393,7 +393,7 @@ class GradientStages:
                     grad.mul_(1.0 / self.current_scale())
                 self._divided[id(tensor)] = grad, grad._version
 
-    def _compute_overflowed_again(self, tensors: list[Tensor]) -> None:
+    def _recompute_overflowed_gradients(self, tensors: list[Tensor]) -> None:
         """Compute gradients that overflowed by the scale without it: nothing may skip what is done with them."""
         if self._first_loss is None or not _is_any_true(
             ~grad.isfinite().all() for one in tensors if (grad := one.grad) is not None
@@ -559,7 +559,7 @@ def _is_any_true(flags: Iterable[Tensor]) -> bool:
     return any(bool(torch.stack(some).any()) for some in by_device.values())
 
 
-def _can_run_twice(loss: Tensor) -> bool:
+def _can_run_backward_twice(loss: Tensor) -> bool:
     """Return whether the graph of a loss can be kept for a second pass: compiled ones give up their buffers."""
     if rank_in_process_group() is not None:  # whose gradients hooks reduce
         return False

@@ -49,15 +49,15 @@ from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value, widen_halves
 from ampcompare.script.torch_amp.autocast_and_scaler import (
-    TorchAmp,
+    TorchAmpByAutocast,
     missing_autocast_error,
     missing_scale_error,
     scaled_step_error,
 )
-from ampcompare.script.torch_amp.cast_types import CastTypes
+from ampcompare.script.torch_amp.cast_types import WeightTypeRestorer
 from ampcompare.script.torch_amp.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.torch_amp.keep_fp32 import WRAPPERS, model_inside_wrappers
-from ampcompare.script.torch_amp.lifted_weights import allow_mixed_averages, live_modules
+from ampcompare.script.torch_amp.lifted_weights import all_modules_of_process, allow_averages_across_types
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
@@ -166,7 +166,7 @@ def _as_fp32_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF_DTYPES else tensor
 
 
-class HalfWeights(TorchAmp):
+class TorchAmpByHalfWeights(TorchAmpByAutocast):
     """The names of `torch.amp` under an arm that casts the weights of models: `half`, or a level of `apex`."""
 
     casts_weights = True
@@ -190,7 +190,7 @@ class HalfWeights(TorchAmp):
         self.copies_in_steps = self.steps_copies and not self._keeps_masters
         self._scaler = ScriptScaler(arm, self, runs_closures=not scaling.needs_scaler)
         self._gradients = GradientMirror()
-        self._types = CastTypes()
+        self._types = WeightTypeRestorer()
         self._stepping: Any = None
         self._is_prepared = False
         self._has_followed = False  # writes of weights
@@ -206,13 +206,13 @@ class HalfWeights(TorchAmp):
         self._scaler.install(events)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
-        events.wrap(swa_utils.AveragedModel, "update_parameters", self._average_in_its_type)
-        allow_mixed_averages(events)
+        events.wrap(swa_utils.AveragedModel, "update_parameters", self._average_in_type_of_average)
+        allow_averages_across_types(events)
         self._found.install(events)
         self._types.install(events)
         self.widening.follow(events)
         for name in ("state_dict", "named_parameters"):
-            events.wrap(nn.Module, name, self._use_written_weights)
+            events.wrap(nn.Module, name, self._call_with_written_masters)
         events.call_at_end(self._gradients.end)
         events.call_at_end(self._data.end)
         self._follow_optimizer_steps(events)
@@ -248,7 +248,7 @@ class HalfWeights(TorchAmp):
         self._scaling.step_or_skip_unscaled(optimizer, good=False)
         super().forget_unscaled_gradients(scaler, optimizer)
 
-    def _average_in_its_type(self, original: Any, average: Any, model: nn.Module) -> None:
+    def _average_in_type_of_average(self, original: Any, average: Any, model: nn.Module) -> None:
         """Average in the type of the average, which was copied before the weights were cast."""
         if self._is_prepared:
             tensors = {
@@ -271,7 +271,9 @@ class HalfWeights(TorchAmp):
         self._types.note_models(models)
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
-                functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear_gradients, self)),
+                functools.wraps(optimizer.zero_grad)(
+                    functools.partial(TorchAmpByHalfWeights._clear_gradients, self)
+                ),
                 optimizer,
             )
             self._note_current_weights(optimizer, self._scaling.masters(optimizer))
@@ -313,8 +315,8 @@ class HalfWeights(TorchAmp):
 
         A model is prepared when the script first calls it.
         """
-        self._found.look_for_model_of(module)
-        self._give_written_masters()
+        self._found.find_and_add_model_of(module)
+        self._copy_written_masters_to_weights()
         # of bf16 weights, where autocast fits what a part gets
         if not self._is_prepared or self._dtype is not None:
             return None
@@ -415,7 +417,7 @@ class HalfWeights(TorchAmp):
         try:
             return optimizer.step()
         finally:
-            self._give_written_masters()
+            self._copy_written_masters_to_weights()
             with self._masters_with_own_gradients(optimizer):
                 self._scaling.step_or_skip_unscaled(optimizer, good=False)
 
@@ -423,10 +425,10 @@ class HalfWeights(TorchAmp):
         if self.copies_in_steps:
             raise losses_on_copies_refusal(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
-        self._found.look_for_all_models()
+        self._found.find_and_add_all_models()
         if any(optimizer is one for one in self._living_optimizers):
             self._scaling.before_backward([optimizer])
-        self._give_written_masters()
+        self._copy_written_masters_to_weights()
         if not self._scaling.takes_closure:
             return types.MethodType(type(optimizer).step, optimizer)
         return step
@@ -443,11 +445,11 @@ class HalfWeights(TorchAmp):
                 self._data.follow_tensors(masters)
                 self._data.was_accessed_since_last_call(masters)
 
-    def _use_written_weights(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        self._give_written_masters()
+    def _call_with_written_masters(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._copy_written_masters_to_weights()
         return original(module, *args, **kwargs)
 
-    def _give_written_masters(self) -> None:
+    def _copy_written_masters_to_weights(self) -> None:
         """Give the model what was written into masters since it last had their weights, outside of a step or inside."""
         for optimizer in self._living_optimizers:
             versions = self._versions.get(optimizer)
@@ -462,9 +464,9 @@ class HalfWeights(TorchAmp):
                 or is_inside
                 or versions != [master._version for master in masters]
             ):
-                self._follow_writes_to_weights(optimizer)
+                self._copy_written_weights_to_masters(optimizer)
                 # A graph that the script has kept for another pass of the step ends where its weights are written.
-                changed = _pairs_of_other_values(pairs) if is_inside else pairs
+                changed = _pairs_with_differing_values(pairs) if is_inside else pairs
                 with torch.no_grad():
                     copy_tensors_by_dtype(*([one[at] for one in changed] for at in (0, 1)))
                 self._note_current_weights(optimizer, pairs)
@@ -486,7 +488,7 @@ class HalfWeights(TorchAmp):
             self._gradients.show_scaled_gradients(self.masters(optimizer))
 
     @torch.no_grad()
-    def _follow_writes_to_weights(self, optimizer: Any) -> None:
+    def _copy_written_weights_to_masters(self, optimizer: Any) -> None:
         """Give masters what the script has written into weights since the last step, as by clamping or loading them.
 
         What it has left alone keeps the bits that 16-bit weights lack; what it has written into masters stays.
@@ -502,7 +504,7 @@ class HalfWeights(TorchAmp):
                 continue
             master.copy_(torch.where(written, param.float(), master))
             if self._rows is not None and not self._has_followed:
-                self._rows.add_note(
+                self._rows.add_departure_note(
                     f"the script writes weights between steps, and the master weights of {self._arm} take what it "
                     "writes, rounded to 16 bits"
                 )
@@ -534,7 +536,7 @@ class HalfWeights(TorchAmp):
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         self._types.restore_types()
         if optimizer is self._stepping:
-            self._follow_writes_to_weights(optimizer)
+            self._copy_written_weights_to_masters(optimizer)
             return
         if self.trains_through_apex() or not self._is_prepared:
             self.script.refuse_step_switched_off()
@@ -545,7 +547,7 @@ class HalfWeights(TorchAmp):
             raise self._missing_autocast_error()
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
             raise scaled_step_error(self._arm) if self._scaler.scales else missing_scale_error(self._arm)
-        self._follow_writes_to_weights(optimizer)
+        self._copy_written_weights_to_masters(optimizer)
         self._gradients.show_own_gradients(
             master for _, master in self.masters(optimizer)
         )  # a second step has none, as in Apex
@@ -597,7 +599,7 @@ class _SearchForTrainedModels:
         """Return whether a parameter belongs to a model that was found."""
         return self._cast_weights.get(id(param)) is param
 
-    def look_for_model_of(self, module: nn.Module) -> None:
+    def find_and_add_model_of(self, module: nn.Module) -> None:
         """Look at a module that the script calls, before it is called."""
         if self._is_done:
             return
@@ -615,7 +617,7 @@ class _SearchForTrainedModels:
         if not held.isdisjoint(map(id, model.parameters())):
             self._add_models_and_optimizers(model, held)
 
-    def look_for_all_models(self) -> None:
+    def find_and_add_all_models(self) -> None:
         """Look for the models of new optimizers, before the step of one calls them."""
         held = {
             id(param)
@@ -695,7 +697,7 @@ class _ModuleGraph:
     """All modules of this process, and which holds which."""
 
     def __init__(self) -> None:
-        self._modules = live_modules()
+        self._modules = all_modules_of_process()
         self._parents: dict[int, list[nn.Module]] = {}
         for module in self._modules:
             for child in module._modules.values():
@@ -742,7 +744,7 @@ def _is_container_or_wrapper(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _pairs_of_other_values(pairs: Pairs) -> Pairs:
+def _pairs_with_differing_values(pairs: Pairs) -> Pairs:
     """Return the pairs whose master has another value than the weight, rounded to its type."""
     if not pairs:
         return pairs

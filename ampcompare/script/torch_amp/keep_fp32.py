@@ -72,14 +72,14 @@ class KeptFp32AtFirstCall:
         for pattern in patterns:
             for module in self._called:
                 if fnmatchcase(type(module).__name__, pattern):
-                    return f"keep_fp32={pattern} {_why_not_inside(module)}"
+                    return f"keep_fp32={pattern} {_why_outermost_not_kept(module)}"
         missing = " and ".join(patterns)
         return (
             f"keep_fp32={missing} matches no module that the script has called, neither by name nor by type"
         )
 
 
-def _why_not_inside(module: nn.Module) -> str:
+def _why_outermost_not_kept(module: nn.Module) -> str:
     """Return why a module that the script calls by itself is not kept."""
     kind = type(module).__name__
     if next(module.parameters(), None) is not None:

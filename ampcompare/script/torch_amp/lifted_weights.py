@@ -49,12 +49,14 @@ class LiftedWeights:
         if not trained:
             return
         if not self.types:  # an average that the script has copied before stays narrow
-            allow_mixed_averages(self._events)
+            allow_averages_across_types(self._events)
         types = sorted({str(param.dtype).removeprefix("torch.") for param in trained})
         self.types += [name for name in types if name not in self.types]
         ids = set(map(id, trained))
         modules = [
-            one for one in live_modules() if any(id(param) in ids for param in one._parameters.values())
+            one
+            for one in all_modules_of_process()
+            if any(id(param) in ids for param in one._parameters.values())
         ]
         wrapped = self._wrappers.wrapped_models_with(ids)
         self._wrappers.refuse_communication_hooks(wrapped, "an arm that lifts 16-bit weights")
@@ -67,7 +69,7 @@ class LiftedWeights:
         self._wrappers.make_wrappers_again(wrapped)
         note = f"weights lifted from {' and '.join(types)} ({user_location()})"
         if self._rows is not None and note not in self._notes:
-            self._rows.add_note(note)
+            self._rows.add_departure_note(note)
         self._notes.add(note)
 
     def lift_thawed_weights(self) -> None:
@@ -109,7 +111,7 @@ class LiftedWeights:
         return widen_halves(result)
 
 
-def allow_mixed_averages(events: Subscriptions) -> None:
+def allow_averages_across_types(events: Subscriptions) -> None:
     """Let an average and weights of different types be averaged, one of which an arm has cast or lifted."""
     for owner, name in LERPS:
         events.wrap(owner, name, functools.partial(_lerp_between_types, name.endswith("_")))
@@ -144,7 +146,7 @@ def _make_param_fp32(param: Tensor) -> None:
     param.grad = None if grad is None else grad.float()
 
 
-def live_modules() -> list[nn.Module]:
+def all_modules_of_process() -> list[nn.Module]:
     """Return all modules of this process."""
     # `vars`: the objects of libraries may answer `hasattr` by code of their own.
     return [one for one in live_objects_of(nn.Module) if "_modules" in vars(one)]

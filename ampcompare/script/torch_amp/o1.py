@@ -28,7 +28,7 @@ from ampcompare.training.precision.base import owned_params
 from ampcompare.training.precision.keep_fp32 import make_o1_casts_off_factory
 
 
-class O1BehindTorch(TorchAmpStandIn):
+class TorchAmpByO1(TorchAmpStandIn):
     """Replaces what both classes do; O1's patches of torch are on from the first block of the script on."""
 
     needs_scaler = True

@@ -16,7 +16,7 @@ from ampcompare.training.parallel.replication import reduce_bucket_in_dtype
 KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since
 
 
-def reduce_gradients_in_dtype(dtype: torch.dtype, name: str, events: Subscriptions) -> None:
+def make_wrappers_reduce_in_dtype(dtype: torch.dtype, name: str, events: Subscriptions) -> None:
     """Let each wrapper that the script makes from now on average gradients in `dtype`."""
 
     def make(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:

@@ -41,8 +41,8 @@ from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
 from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree, widen_halves
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
-from ampcompare.script.remarks.whole_numbers import WholeNumberWatch
-from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
+from ampcompare.script.remarks.whole_numbers import RoundedWholeNumberWatch
+from ampcompare.script.torch_amp.autocast_and_scaler import OpenAutocastBlock
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
 from ampcompare.script.torch_amp.lifted_weights import LiftedWeights
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
@@ -83,7 +83,7 @@ class _ThreadState(threading.local):
     shells: tuple[nn.Module, ...] = ()
 
 
-class PlainScript:
+class PlainScriptFollower:
     """Follows modules, backward passes and optimizers of this process.
 
     Attributes:
@@ -114,7 +114,7 @@ class PlainScript:
         self._stand_in = stand_in
         self._given = given
         self._has_begun = False
-        self.casting = OpenCasts()
+        self.casting = OpenAutocastBlock()
         self._lifted = lifted
         self._for_cuda = for_cuda
         self._rows = rows
@@ -145,7 +145,7 @@ class PlainScript:
         self._passes_in_step = 0
         # losses, in a step without arguments: by the class of an optimizer
         self._evaluates: dict[type, bool] = {}
-        self.whole_numbers = WholeNumberWatch(str(arm), rows)
+        self.whole_numbers = RoundedWholeNumberWatch(str(arm), rows)
         self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
 
     def install(self, events: Subscriptions) -> None:
@@ -155,7 +155,7 @@ class PlainScript:
         events.wrap(*Points.FORWARD, self._call_with_fitting_inputs)
         events.wrap(*Points.FUNCTIONAL_CALL, self._prepare_functional_call)
         events.wrap(*Points.BACKWARD, self._backward)
-        events.wrap(*Points.GRAD, self._note_loss_scaled_by_script)
+        events.wrap(*Points.GRAD, self._note_loss_of_autograd_grad)
         for kind, name in HOOKS:
             events.wrap(kind, name, self._give_hook_true_gradients)
         self.stages.install(events)
@@ -180,7 +180,7 @@ class PlainScript:
             if (
                 self._stand_in.casts_loss
                 and self._mode is _WhatScriptLacks.UNKNOWN
-                and not _is_mixed_precision_named()
+                and not _may_user_code_use_amp()
             ):
                 self._open_casts(next(iter(owned_params(optimizer))).device.type)
 
@@ -223,7 +223,7 @@ class PlainScript:
         given = (tensor_inside_wrappers(value) for value in values if isinstance(value, Tensor))
         return any(self._optimizers.find_owner_of(value) is not None for value in given)
 
-    def _type_of_inputs(self, module: nn.Module) -> torch.dtype | None:
+    def _prepare_and_find_input_type(self, module: nn.Module) -> torch.dtype | None:
         """Return `input_type` of the stand-in, which may cast models: other threads wait, and decide nothing."""
         with self._deciding:
             return self._stand_in.find_input_type(module)
@@ -342,7 +342,7 @@ class PlainScript:
         result = self._call_outermost_model(original, module, args, kwargs)
         return result if self._casts else self._lifted.result_as_wide_as_inputs(result, given, (args, kwargs))
 
-    def _is_inside(self) -> bool:
+    def _is_inside_trained_module(self) -> bool:
         """Return whether this thread is inside of a module that is trained."""
         return self._pass.inside or self._replicating > 0
 
@@ -351,7 +351,7 @@ class PlainScript:
         return self._is_fp32 and self._stand_in.script.has_autocast
 
     def _call_outermost_model(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self._is_inside():
+        if self._is_inside_trained_module():
             if not self._pass.has_cast and self._casts:
                 # a block of the script may begin inside of its model
                 self._pass.has_cast = self._stand_in.casts_now()
@@ -375,7 +375,7 @@ class PlainScript:
         if self._lifted.types:  # by now
             args, kwargs = self._lift_weights_and_fit_arguments(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
-            part = self._type_of_inputs(module)
+            part = self._prepare_and_find_input_type(module)
             is_cast = part is None and self._stand_in.casts_now()
             fits = part is None or not _has_fp32_tensor((args, kwargs))
             if is_cast or (fits and module not in self._outermost):
@@ -403,15 +403,15 @@ class PlainScript:
 
     def _lift_weights_and_fit_arguments(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
-        if not self._is_inside():
+        if not self._is_inside_trained_module():
             self._lifted.lift_thawed_weights()
-        inside_of_cast = self._is_inside() and self._stand_in.casts_weights
-        narrows = not self._casts or (self._stand_in.casts_weights and not self._is_inside())
+        inside_of_cast = self._is_inside_trained_module() and self._stand_in.casts_weights
+        narrows = not self._casts or (self._stand_in.casts_weights and not self._is_inside_trained_module())
         if self._is_in_place_of_autocast() and not any(
             one is not None for one in module._parameters.values()
         ):
             types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-            is_model = not self._is_inside() and next(module.parameters(), None) is not None
+            is_model = not self._is_inside_trained_module() and next(module.parameters(), None) is not None
             if not types.isdisjoint(HALF_DTYPES) and (is_model or torch.float32 in types):
                 return widen_halves((args, kwargs))
         return self._lifted.inputs_in_weight_type(
@@ -425,7 +425,9 @@ class PlainScript:
             self._has_trained_weight(modules[0])
             and self._find_what_script_lacks() is not _WhatScriptLacks.OWN
         ):
-            self._type_of_inputs(modules[0])  # prepares a model before the library sets another `forward`
+            self._prepare_and_find_input_type(
+                modules[0]
+            )  # prepares a model before the library sets another `forward`
         before, self._pass.shells = self._pass.shells, modules
         try:
             yield
@@ -449,19 +451,19 @@ class PlainScript:
                     self._has_optimized_tensor(pytree.tree_leaves(args[0])),
                 )
         if (
-            not self._is_inside()
+            not self._is_inside_trained_module()
             and not self._backwards
             and self._has_trained_weight(module)
             and self._find_what_script_lacks() is not _WhatScriptLacks.OWN
         ):
             with outside_of_transforms():  # vmap and torch.func.grad
-                self._type_of_inputs(module)
+                self._prepare_and_find_input_type(module)
         return original(module, *args, **kwargs)
 
     def _forward_under_arm(
         self, mode: _WhatScriptLacks, original: Any, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
-        half = self._type_of_inputs(module)
+        half = self._prepare_and_find_input_type(module)
         if mode is not _WhatScriptLacks.OWN and self._stand_in.needs_scaler:
             # an arm that has prepared it has replaced its step
             for optimizer in self._optimizers.living_optimizers():
@@ -480,7 +482,7 @@ class PlainScript:
                 remedy="leave out torch.jit",
             )
         if self._arm_half is not None and self._stand_in.casts_weights:
-            self.whole_numbers.look_at_inputs(module, args, kwargs, self._arm_half)
+            self.whole_numbers.note_rounded_inputs(module, args, kwargs, self._arm_half)
         if half is not None:
             args, kwargs = cast_floating_tensors((args, kwargs), half)
             return cast_floating_tensors(original(module, *args, **kwargs), torch.float32)
@@ -504,7 +506,7 @@ class PlainScript:
         )
 
     def _make_autocast_block(self, device_type: str) -> torch.autocast:
-        with self._stand_in.script.made_on_behalf():
+        with self._stand_in.script.making_on_behalf_of_script():
             return torch.autocast("cuda" if self._for_cuda else device_type)
 
     # Casts of O1 stay on, as from `amp.initialize` on, so that what the script computes behind a backward pass from
@@ -623,7 +625,7 @@ class PlainScript:
 
         return original(owner, hook_of_true, *args, **kwargs)
 
-    def _note_loss_scaled_by_script(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_loss_of_autograd_grad(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the loss of a script that sets gradients itself; they are true ones.
 
         Under vmap a loss is that of each sample.
@@ -637,8 +639,8 @@ class PlainScript:
         """Record a loss that nothing scales; a closure that runs again for the same step has recorded its own."""
         if self._rows is None or self._repeats:
             return
-        if self._rows.is_outside_of_blocks:
-            self._rows.add_plain_backward(detached_value(loss))
+        if self._rows.is_outside_scale_loss_blocks:
+            self._rows.add_unscaled_backward(detached_value(loss))
         else:
             self._rows.add_backward(detached_value(loss), 0, (None, None), None, [], [])
             self._has_loss = True
@@ -677,7 +679,7 @@ class PlainScript:
             result = self._step_as_written(optimizer, step, args, kwargs)
             self._refuse_step_without_effect()
             return result
-        self._refuse_several_losses(optimizer)
+        self._refuse_losses_inside_step(optimizer)
         self._copied = optimizer if self._stand_in.copies_in_steps else None
         count, closure = len(_closures_in_arguments(args, kwargs)), _find_closure(args, kwargs)
         if may_evaluate and (self._copied is None or count > 1 or (count and closure is None)):
@@ -693,10 +695,10 @@ class PlainScript:
         self.stages.is_applied = True
         if optimizer is self._copied and self._step_arguments is not None:
             (args, kwargs), self._step_arguments = self._step_arguments, None
-            _arguments_with_closures(_EvaluatedClosure.note_start_of_step, args, kwargs)
+            _arguments_with_wrapped_closures(_EvaluatedClosure.note_start_of_step, args, kwargs)
         return step(*args, **kwargs)
 
-    def _refuse_several_losses(self, optimizer: Any) -> None:
+    def _refuse_losses_inside_step(self, optimizer: Any) -> None:
         """Refuse LBFGS under an arm whose weights or gradients are not those of the script within a step."""
         if isinstance(optimizer, torch.optim.LBFGS):
             kind = type(optimizer)
@@ -731,7 +733,7 @@ class PlainScript:
             self._refuse_step_without_effect()
             evaluated = _EvaluatedClosure(optimizer, self._arm, loss)
         if keeps_closure:
-            args, kwargs = _arguments_with_closures(lambda _: evaluated, args, kwargs)
+            args, kwargs = _arguments_with_wrapped_closures(lambda _: evaluated, args, kwargs)
             self._step_arguments = args, kwargs
         else:
             args = tuple(one for one in args if one is not closure)
@@ -764,7 +766,7 @@ class PlainScript:
         for one in self._optimizers.living_optimizers():  # an arm that has prepared it has replaced its step
             self._take_over_steps_of(one)
         has_arguments = bool(args or kwargs)
-        args, kwargs = _arguments_with_closures(self._make_closure_ending_casts, args, kwargs)
+        args, kwargs = _arguments_with_wrapped_closures(self._make_closure_ending_casts, args, kwargs)
         passes = self._passes_in_step = 0
 
         def run() -> Any:
@@ -784,7 +786,7 @@ class PlainScript:
         if not has_arguments:
             self._evaluates[type(optimizer)] = bool(passes)
         if passes and self._arm.skips_overflows:
-            self._note_copies_of_step(optimizer)
+            self._note_that_step_copies_weights(optimizer)
         return result
 
     def _make_closure_ending_casts(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -801,9 +803,9 @@ class PlainScript:
 
         return closure
 
-    def _note_copies_of_step(self, optimizer: Any) -> None:
+    def _note_that_step_copies_weights(self, optimizer: Any) -> None:
         if self._rows is not None and type(optimizer) not in self._noted:
-            self._rows.add_note(
+            self._rows.add_departure_note(
                 f"the step of {type(optimizer).__name__} evaluates losses by itself, so that {self._arm} copies "
                 "weights and state before each step, to undo one that overflows; memory and time include that"
             )
@@ -845,7 +847,7 @@ class PlainScript:
                 with self.casting.block_without_casts():
                     result = step(*args, **kwargs)
             else:
-                args, kwargs = _arguments_with_closures(follow, args, kwargs)
+                args, kwargs = _arguments_with_wrapped_closures(follow, args, kwargs)
                 result = step(*args, **kwargs)
         finally:
             self._stepping = self._repeats = False
@@ -854,7 +856,7 @@ class PlainScript:
                 self._record_unscaled_loss(self._loss.detach().mean())
             self._has_loss, self._loss = False, None
             if self._rows.num_steps == before:  # else noted with a scaled loss that reaches no weight
-                self._rows.add_step(self._rows.number_and_is_new(optimizer)[0], True)
+                self._rows.add_step(self._rows.optimizer_number_and_is_new(optimizer)[0], True)
         return result
 
 
@@ -866,7 +868,7 @@ def _find_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[
 def _closures_in_arguments(args: Any, kwargs: Any) -> list[Any]:
     """Return the closures among the arguments of a step, those in a dict of options too."""
     found: list[Any] = []
-    _arguments_with_closures(found.append, args, kwargs)
+    _arguments_with_wrapped_closures(found.append, args, kwargs)
     return found
 
 
@@ -885,10 +887,10 @@ class _EvaluatedClosure:
 
     def note_start_of_step(self) -> None:
         """Note what the step starts from."""
-        self._at_start = self._bit_sums()
+        self._at_start = self._weight_and_gradient_bit_sums()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        weights, gradients = self._bit_sums()
+        weights, gradients = self._weight_and_gradient_bit_sums()
         if self._is_called or args or kwargs or weights != self._at_start[0]:
             raise losses_on_copies_refusal(self._optimizer, self._arm)
         if gradients != self._at_start[1]:
@@ -909,14 +911,14 @@ class _EvaluatedClosure:
             )
         )
 
-    def _bit_sums(self) -> tuple[list[int], list[int | None]]:
+    def _weight_and_gradient_bit_sums(self) -> tuple[list[int], list[int | None]]:
         params = owned_params(self._optimizer)
         grads = [param.grad for param in params]
         dense = [None if grad is None or grad.is_sparse else int(bit_sum(grad)) for grad in grads]
         return [int(bit_sum(param)) for param in params], dense
 
 
-def _arguments_with_closures(follow: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
+def _arguments_with_wrapped_closures(follow: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
     """Return the arguments of a step with its closures followed, those in a dict of options too."""
     kinds = (Tensor, nn.Module, torch.optim.Optimizer, type)
     return pytree.tree_map(
@@ -933,7 +935,7 @@ def _runs_closure_first(optimizer: Any) -> bool:
     )
 
 
-def _is_mixed_precision_named() -> bool:
+def _may_user_code_use_amp() -> bool:
     """Return whether a module of the user names it by now, or the script itself cannot be read."""
     modules = [one for one in tuple(sys.modules.values()) if isinstance(one, types.ModuleType)]
     files = {str(vars(module).get("__file__")) for module in modules}

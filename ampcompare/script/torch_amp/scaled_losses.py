@@ -29,17 +29,17 @@ class ScaledLossesWatch:
 
     def install(self, events: Subscriptions) -> None:
         """Follow backward passes from now on."""
-        events.wrap(*Points.BACKWARD, self._backward)
-        events.wrap(*Points.GRAD, self._backward)
+        events.wrap(*Points.BACKWARD, self._forget_updates_at_backward)
+        events.wrap(*Points.GRAD, self._forget_updates_at_backward)
 
-    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _forget_updates_at_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._updates.clear()
         return original(*args, **kwargs)
 
-    def note_scaled(self, scaler: Any) -> None:
+    def note_loss_scaled_by(self, scaler: Any) -> None:
         self._have_scaled.add(scaler)
 
-    def note_updated(self, scaler: Any) -> None:
+    def note_scaler_updated(self, scaler: Any) -> None:
         if scaler in self._have_scaled:
             self._have_scaled.discard(scaler)
             self._updates[scaler] = user_location()

@@ -17,8 +17,8 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
-    forget_steps_of_scaler,
     refuse_closure,
+    reset_step_state_of_scaler,
     scaler_settings,
 )
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
@@ -88,7 +88,7 @@ class ScriptScaler:
             return type(outputs)(self._scale(scaler, scale, output) for output in outputs)
         stages = [state["stage"] for state in scaler._per_optimizer_states.values()]
         self._gradients.prepare_scaled_pass(unscaled=OptState.UNSCALED in stages)
-        self._losses.note_scaled(scaler)
+        self._losses.note_loss_scaled_by(scaler)
         return outputs.float() * scale.loss_scale()
 
     def _unscale(self, scaler: Any, scale: LossScaler, optimizer: Any) -> None:
@@ -132,8 +132,8 @@ class ScriptScaler:
         elif any(state["stage"] is not OptState.READY for state in states.values()):
             scale._has_overflow = any(map(_is_overflow_in_scaler_state, states.values()))
             scale.update_scale()
-        forget_steps_of_scaler(scaler)
-        self._losses.note_updated(scaler)
+        reset_step_state_of_scaler(scaler)
+        self._losses.note_scaler_updated(scaler)
         self._write_scale_into_scaler(scaler, scale)
 
     def _get_scale(self, scaler: Any, scale: LossScaler) -> float:

@@ -26,18 +26,18 @@ class WideningModulesWatch:
 
     def follow(self, events: Subscriptions) -> None:
         """Note them from now on."""
-        self._calls.wrap(*Points.FORWARD, self._forward)
-        self._calls.wrap(*Points.BACKWARD, self._backward)
+        self._calls.wrap(*Points.FORWARD, self._note_if_widening)
+        self._calls.wrap(*Points.BACKWARD, self._end_at_first_backward)
         events.call_at_end(self._calls.end)
 
-    def modules_inside(self, model: nn.Module) -> list[str]:
+    def names_of_widening_modules(self, model: nn.Module) -> list[str]:
         """Return the names of those in a model, the innermost ones alone, in the order of their calls."""
         names = {id(module): name for name, module in model.named_modules()}
         noted = [module for one in self._modules if (module := one()) is not None]
         found = [names[id(module)] for module in noted if names.get(id(module))]
         return [one for one in found if not any(other.startswith(f"{one}.") for other in found)]
 
-    def _forward(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _note_if_widening(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = original(module, *args, **kwargs)
         if first_floating_type((args, kwargs)) in HALF_DTYPES and len(self._modules) < MAX_MODULES:
             if first_floating_type(result) is torch.float32 and all(
@@ -46,6 +46,6 @@ class WideningModulesWatch:
                 self._modules.append(weakref.ref(module))
         return result
 
-    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _end_at_first_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._calls.end()
         return original(*args, **kwargs)

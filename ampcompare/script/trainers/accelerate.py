@@ -90,7 +90,7 @@ def _follow_accelerate_launch(name: str, context: TrainerContext, events: Subscr
 
 def _run_as_main(target: Target) -> None:
     """Run a script to its end as `__main__` of this process."""
-    target.set_paths()
+    target.set_sys_path_and_argv()
     forget_shadowed_modules()
     code, main = target.load_code_and_main()
     sys.modules["__main__"] = main

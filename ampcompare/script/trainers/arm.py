@@ -32,7 +32,7 @@ class TrainerContext:
         text = f"the arm decides in the place of {setting}"
         if not self.is_script and self._rows is not None and text not in self._notes:
             self._notes.add(text)
-            self._rows.add_note(text)
+            self._rows.add_departure_note(text)
 
     def refuse_unless_script(self, what: str, advice: str) -> None:
         """Refuse what no arm but `script` can replace."""

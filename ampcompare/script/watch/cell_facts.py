@@ -40,7 +40,7 @@ class FirstBatchHashWatch:
         self._awaited = True
         self._events = Subscriptions(Layer.RECORD)  # around an arm, which may cast what a module gets
         self._events.wrap(*Points.FORWARD, self._hash_first_call)
-        self._events.wrap(*Points.BACKWARD, self._backward)
+        self._events.wrap(*Points.BACKWARD, self._await_next_batch)
 
     def end(self) -> None:
         """Report what was found, if that was not done yet."""
@@ -48,7 +48,7 @@ class FirstBatchHashWatch:
             self._events.end()
             self._found(self.hashes, self.draws)
 
-    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _await_next_batch(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         self._awaited = True
         return result

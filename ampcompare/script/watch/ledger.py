@@ -51,7 +51,7 @@ class ScriptLedgerWatch:
         self._rows = rows
         self._arm = arm
         self._emulated = emulated
-        self._look = StepLook(self._parameters_of_optimizers, masters)
+        self._look = StepLook(self._parameters_of_models, masters)
         self._events = Subscriptions(Layer.WATCH)
         self._setters = Subscriptions(Layer.WATCH)  # until the first steps are over
         self._passes_of_step = Subscriptions(Layer.WATCH)  # while a step is looked at
@@ -181,11 +181,11 @@ class ScriptLedgerWatch:
 
         @functools.wraps(program)
         def compiled_program(*values: Any, **named: Any) -> Any:
-            return self._run_compiled_program(program, *values, **named)
+            return self._note_and_run_compiled_program(program, *values, **named)
 
         return compiled_program
 
-    def _run_compiled_program(self, program: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_and_run_compiled_program(self, program: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a compiled program, whose operations torch does not dispatch."""
         if not self._depth or torch.compiler.is_compiling():
             return program(*args, **kwargs)
@@ -195,7 +195,7 @@ class ScriptLedgerWatch:
 
     # The steps that are looked at.
 
-    def _parameters_of_optimizers(self) -> list[Tensor]:
+    def _parameters_of_models(self) -> list[Tensor]:
         models = [model for reference in self._models if (model := reference()) is not None]
         return list({id(p): p for model in models for p in model.parameters()}.values())
 
@@ -224,7 +224,7 @@ class ScriptLedgerWatch:
     def _forward(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._depth:
             if type(module).__name__ == "OptimizedModule":
-                return self._run_compiled_program(original, module, *args, **kwargs)
+                return self._note_and_run_compiled_program(original, module, *args, **kwargs)
             return original(module, *args, **kwargs)
         if not torch.is_grad_enabled() and not self._is_frozen_model(module):
             return original(module, *args, **kwargs)
@@ -254,7 +254,7 @@ class ScriptLedgerWatch:
         self._depth += 1
         try:
             if isinstance(args[0], nn.Module) and type(args[0]).__name__ == "OptimizedModule":
-                return self._run_compiled_program(original, *args, **kwargs)
+                return self._note_and_run_compiled_program(original, *args, **kwargs)
             with self._look.operations_observed():
                 return original(*args, **kwargs)
         finally:

@@ -37,7 +37,7 @@ class LimitedGradientsWatch:
         """Forget whether a loss of the step was scaled."""
         self._is_scaled = False
 
-    def text(self) -> str:
+    def limits_text(self) -> str:
         """Return what the script does to its gradients, with the lines and a remedy; "" for nothing."""
         where = ", ".join(self._lines)
         return (

@@ -42,7 +42,7 @@ class ScriptObserver:
             self._events.wrap(sys.modules[name], "initialize", self._note_initialized_models)
         self._events.wrap(*Points.BACKWARD, self._backward)
         self._events.wrap(*Points.ENTER_AUTOCAST, self._see_autocast_entered)
-        self._events.wrap(torch, "compile", self._compile)
+        self._events.wrap(torch, "compile", self._note_compile)
         for handle in (
             register_module_forward_pre_hook(self._see_module_entered),
             register_module_forward_hook(self._see_module_left, always_call=True),
@@ -54,14 +54,14 @@ class ScriptObserver:
         self._watch.operations.follows_unseen = self._watch.is_watched
         self._pause_or_resume_watch()
         if hasattr(os, "register_at_fork"):  # where processes can be forked
-            os.register_at_fork(after_in_child=self._see_nothing_in_fork)
+            os.register_at_fork(after_in_child=self._stop_observing_in_fork)
 
     def end(self) -> None:
         """Remove everything."""
         self._events.end()
         self._watch.close()
 
-    def _see_nothing_in_fork(self) -> None:
+    def _stop_observing_in_fork(self) -> None:
         """See nothing in a process that the script has forked, such as a worker of a loader."""
         self._is_elsewhere = True
         self._watch.operations.follows_unseen = False
@@ -175,7 +175,7 @@ class ScriptObserver:
         self._pause_or_resume_watch()
         return result
 
-    def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self.compiles = True
         return original(*args, **kwargs)
 

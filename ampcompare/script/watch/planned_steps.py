@@ -107,7 +107,7 @@ def _steps_per_call_of_library(frame: FrameType) -> float:
                 isinstance(one, ast.Attribute) and one.attr == "sync_gradients"
             ):  # Accelerate's, where they add up
                 passes = ast.Attribute(one.value, "num_steps", ast.Load())
-                share /= max(1, _number_of_node(passes, frame))
+                share /= max(1, _evaluate_number(passes, frame))
     return share
 
 
@@ -133,7 +133,7 @@ def _body_runs_per_statement(node: ast.AST, frame: FrameType) -> float:
     if isinstance(node, ast.If):  # every so many iterations, as where gradients are accumulated
         for one in ast.walk(node.test):
             if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod):
-                return 1 / max(1, _number_of_node(one.right, frame))
+                return 1 / max(1, _evaluate_number(one.right, frame))
         return 1.0
     raise _UnknownNumber
 
@@ -142,7 +142,7 @@ def _length_of_iterable(node: ast.expr, frame: FrameType) -> int:
     if isinstance(node, ast.Call) and node.args:
         name = ast.unparse(node.func).rpartition(".")[2]
         if name in RANGES:
-            return len(range(*(_number_of_node(argument, frame) for argument in node.args)))
+            return len(range(*(_evaluate_number(argument, frame) for argument in node.args)))
         if name in PASSING:
             return _length_of_iterable(node.args[0], frame)
         if name == "zip":
@@ -150,16 +150,16 @@ def _length_of_iterable(node: ast.expr, frame: FrameType) -> int:
     if isinstance(node, ast.List | ast.Tuple):
         return len(node.elts)
     try:
-        return len(_value_of_node(node, frame))
+        return len(_evaluate_expression(node, frame))
     except TypeError:  # of an iterator
         raise _UnknownNumber from None
 
 
-def _number_of_node(node: ast.expr, frame: FrameType) -> int:
+def _evaluate_number(node: ast.expr, frame: FrameType) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         try:
             return OPERATIONS[type(node.op)](
-                _number_of_node(node.left, frame), _number_of_node(node.right, frame)
+                _evaluate_number(node.left, frame), _evaluate_number(node.right, frame)
             )
         except ZeroDivisionError:
             raise _UnknownNumber from None
@@ -170,17 +170,17 @@ def _number_of_node(node: ast.expr, frame: FrameType) -> int:
         and node.args
     ):
         return (
-            _number_of_node(node.args[0], frame)
+            _evaluate_number(node.args[0], frame)
             if node.func.id == "int"
             else _length_of_iterable(node.args[0], frame)
         )
-    value = _value_of_node(node, frame)
+    value = _evaluate_expression(node, frame)
     if not isinstance(value, int):
         raise _UnknownNumber
     return value
 
 
-def _value_of_node(node: ast.expr, frame: FrameType) -> Any:
+def _evaluate_expression(node: ast.expr, frame: FrameType) -> Any:
     """Return what a name, an attribute or a constant stands for."""
     if isinstance(node, ast.Constant):
         return node.value
@@ -190,12 +190,12 @@ def _value_of_node(node: ast.expr, frame: FrameType) -> Any:
                 return names[node.id]
     if isinstance(node, ast.Attribute):
         try:
-            return getattr(_value_of_node(node.value, frame), node.attr)
+            return getattr(_evaluate_expression(node.value, frame), node.attr)
         except AttributeError:
             raise _UnknownNumber from None
     if isinstance(node, ast.Subscript):
         try:
-            return _value_of_node(node.value, frame)[_value_of_node(node.slice, frame)]
+            return _evaluate_expression(node.value, frame)[_evaluate_expression(node.slice, frame)]
         except (KeyError, IndexError, TypeError):
             raise _UnknownNumber from None
     raise _UnknownNumber

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ampcompare.script.beginning.seed_shift import shifted_numpy_seed, shifted_python_seed, shifted_torch_seed
-from ampcompare.script.beginning.seeding import SeedWatch
+from ampcompare.script.beginning.seeding import SeedFollower
 from ampcompare.settings.script import SEED_STRIDE
 
 LOADER = """
@@ -87,10 +87,10 @@ def kept_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(
     source: str, seed: int | None, shifts: Literal["global", "all"] | None = "global"
-) -> tuple[Any, SeedWatch]:
+) -> tuple[Any, SeedFollower]:
     """Return what a script leaves in `drawn`, under the seed of a cell; without one as plain Python runs it."""
     world = {"random": random, "np": np, "torch": torch, "os": os}
-    seeding = SeedWatch(SEED_STRIDE * (seed or 0), shifts)
+    seeding = SeedFollower(SEED_STRIDE * (seed or 0), shifts)
     if seed is not None:
         seeding.install()
     try:
@@ -224,7 +224,7 @@ def test_replaced_names_are_as_torch_has_them() -> None:
     """Types stay what they are, for pickles, copies and checks of types; at the end all is torch's own again."""
     before = torch.manual_seed, torch.Generator, np.random.RandomState, random.seed
     are_one = torch.manual_seed is torch.random.manual_seed  # until torch's compiler is imported
-    seeding = SeedWatch(SEED_STRIDE, "all")
+    seeding = SeedFollower(SEED_STRIDE, "all")
     seeding.install()
     try:
         assert pickle.loads(pickle.dumps(torch.random.manual_seed)) is torch.random.manual_seed

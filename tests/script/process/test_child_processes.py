@@ -44,7 +44,7 @@ def test_a_rank_runs_under_the_arm(
     started: list[list[str]], words: list[str], before: list[str], after: list[str]
 ) -> None:
     """Its command gets `exec` with the options, and a record of its own; `torchrun` gives a tuple."""
-    child_processes.run_ranks_under_settings(SETTINGS)
+    child_processes.put_exec_before_started_ranks(SETTINGS)
     subprocess.Popen((PYTHON, *words), env={"LOCAL_RANK": "1"})
     assert started == [[PYTHON, *before, *EXEC, *OPTIONS, "/cell/script.started1.jsonl", *after]]
     assert child_processes.num_started_processes() == 1
@@ -69,7 +69,7 @@ def test_other_commands_stay_as_they_are(
 ) -> None:
     """A program that is no rank, or no script of Python, is the script's own business."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    child_processes.run_ranks_under_settings(SETTINGS)
+    child_processes.put_exec_before_started_ranks(SETTINGS)
     subprocess.Popen(command, env=environment)
     assert started == [command]
     assert child_processes.num_started_processes() == 0
@@ -77,7 +77,7 @@ def test_other_commands_stay_as_they_are(
 
 def test_ranks_of_a_legacy_script_have_its_options(started: list[list[str]]) -> None:
     """What `exec` was asked for reaches each rank: of a twin, all have the same weights."""
-    child_processes.run_ranks_under_settings(
+    child_processes.put_exec_before_started_ranks(
         ExecSettings(opt_level="O2", twin=True, compat_torch=True, guards="strict")
     )
     subprocess.Popen([PYTHON, Path("train.py")], env={"LOCAL_RANK": "0"})
@@ -88,7 +88,7 @@ def test_ranks_of_a_legacy_script_have_its_options(started: list[list[str]]) -> 
 
 def test_ranks_begin_and_cast_as_the_script_does(started: list[list[str]]) -> None:
     """They have its stored first weights and its lists of autocast; the ledger is shown by one process."""
-    child_processes.run_ranks_under_settings(
+    child_processes.put_exec_before_started_ranks(
         ExecSettings(arm="fp32", first_weights="/cell/w.pt", autocast_lists="cpu", ledger=True)
     )
     subprocess.Popen([PYTHON, "train.py"], env={"LOCAL_RANK": "0"})

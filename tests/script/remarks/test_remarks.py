@@ -289,7 +289,7 @@ def test_a_remark_is_printed_where_no_table_will(is_cell: bool, monkeypatch: pyt
     else:
         monkeypatch.delenv(CELL_FOLDER, raising=False)
     with redirect_stderr(io.StringIO()) as printed:
-        RecordedSteps(Recorder(None, {})).add_remark(f"a remark of a cell: {is_cell}")
+        RecordedSteps(Recorder(None, {})).add_rounding_remark(f"a remark of a cell: {is_cell}")
     assert ("a remark" in printed.getvalue()) != is_cell
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from ampcompare.script.resume.killed_saves import (
-    ChangeWatch,
     FileChange,
-    KilledSaves,
+    FileChangeReporter,
     KillPoint,
+    SaveKiller,
     choose_kill_points,
-    lay_out_remains,
-    put_back_originals,
+    restore_files_of_killed_copy,
+    restore_original_files,
 )
 
 pytestmark = pytest.mark.integration
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.integration
 WEIGHTS = {"a": torch.arange(4000, dtype=torch.float32)}
 
 
-def kill(folder: Path, save: Callable[[ChangeWatch], None]) -> list[dict[str, Any]]:
+def kill(folder: Path, save: Callable[[FileChangeReporter], None]) -> list[dict[str, Any]]:
     """Let copies of this process save, and return what came of each."""
     found: list[dict[str, Any]] = []
-    watches: list[ChangeWatch] = []
-    if KilledSaves(20, folder, ["/dev"]).kill_copies(watches.append, found.append):
+    watches: list[FileChangeReporter] = []
+    if SaveKiller(20, folder, ["/dev"]).kill_copies(watches.append, found.append):
         try:
             save(watches[0])
         finally:
@@ -42,8 +42,8 @@ def test_a_file_that_is_written_in_place_is_cut(tmp_path: Path) -> None:
     torch.save({"old": 1}, path)
     before = path.read_bytes()
 
-    def save(changes: ChangeWatch) -> None:
-        changes.say_write_of(str(path))
+    def save(changes: FileChangeReporter) -> None:
+        changes.report_write_to_parent(str(path))
         torch.save(WEIGHTS, str(path))
 
     found = kill(tmp_path / "left", save)
@@ -53,12 +53,12 @@ def test_a_file_that_is_written_in_place_is_cut(tmp_path: Path) -> None:
     assert found[0]["point"] == "before it writes last.pt"
     sizes = []
     for one in found:
-        lay_out_remains(tmp_path / "left" / one["left"])
+        restore_files_of_killed_copy(tmp_path / "left" / one["left"])
         sizes.append(path.stat().st_size)
         if one is not found[0]:
             with pytest.raises((RuntimeError, EOFError, OSError)):
                 torch.load(path)
-        put_back_originals(tmp_path / "left" / one["left"])
+        restore_original_files(tmp_path / "left" / one["left"])
     assert sizes[0] == len(before)
     assert sizes[1] == 0
     assert sizes[1:] == sorted(set(sizes[1:]))
@@ -71,7 +71,7 @@ def test_a_file_that_is_replaced_is_whole_after_every_kill(tmp_path: Path) -> No
     folder.mkdir()
     (folder / "note").write_text("kept")
 
-    def save(changes: ChangeWatch) -> None:
+    def save(changes: FileChangeReporter) -> None:
         with open(tmp_path / "last.tmp", "wb") as file:
             torch.save(WEIGHTS, file)
         os.replace(tmp_path / "last.tmp", path)
@@ -82,9 +82,9 @@ def test_a_file_that_is_replaced_is_whole_after_every_kill(tmp_path: Path) -> No
     assert {one["state"] for one in found} == {"killed"}
     seen = set()
     for name in dict.fromkeys(one["left"] for one in found):
-        lay_out_remains(tmp_path / "left" / name)
+        restore_files_of_killed_copy(tmp_path / "left" / name)
         seen.add((next(iter(torch.load(path))), folder.exists(), (tmp_path / "new").exists()))
-        put_back_originals(tmp_path / "left" / name)
+        restore_original_files(tmp_path / "left" / name)
     assert ("old", True, False) in seen
     assert ("a", True, True) in seen
     assert {name for name, exists, _ in seen if not exists} <= {"a"}

@@ -310,7 +310,7 @@ def test_it_trains_as_with_apex_by_hand(
     situation(ByHand(amp, level), expected)
     amp._amp_state.close()
     # as a file without that word
-    monkeypatch.setattr(plain_script, "_is_mixed_precision_named", lambda: False)
+    monkeypatch.setattr(plain_script, "_may_user_code_use_amp", lambda: False)
     behind(f"{level},loss_scale=128")
     situation(Plain(), ours)
     assert [tuple(one.shape) for one in ours] == [tuple(one.shape) for one in expected]
@@ -369,7 +369,7 @@ def test_blocks_of_the_script_end_the_casts_around_them(
     behind: Any, monkeypatch: pytest.MonkeyPatch, names_it: bool
 ) -> None:
     """They begin with the optimizer or with a first forward pass; once the script has a block, it alone casts."""
-    monkeypatch.setattr(plain_script, "_is_mixed_precision_named", lambda: names_it)
+    monkeypatch.setattr(plain_script, "_may_user_code_use_amp", lambda: names_it)
     behind("O4")
     model = network()
     optimizer = sgd(model)

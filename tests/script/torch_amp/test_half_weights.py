@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError, ScalingError
-from ampcompare.script.torch_amp.half_weights import _pairs_of_other_values
+from ampcompare.script.torch_amp.half_weights import _pairs_with_differing_values
 from ampcompare.training.precision.base import owned_params
 from tests.script.small_script import batch, network
-from tests.script.trainings import Gan, OurLoop, Plain, Program, TorchAmp, assert_equal, train, train_gan
+from tests.script.trainings import (
+    Gan,
+    OurLoop,
+    Plain,
+    Program,
+    TorchAmpByAutocast,
+    assert_equal,
+    train,
+    train_gan,
+)
 
 SCALED = ("apex:O2", "half:masters=fp32,bn_fp32,dynamic,init_scale=1024,growth_interval=2")
 ARMS = (
@@ -37,7 +46,7 @@ SCALE = methodcaller("scale")
 def script(behind: Any, arm: str) -> Plain:
     """Return a user's script for `torch.amp` in fp16, in a new process under an arm."""
     behind(arm)
-    return ending(TorchAmp(torch.float16), behind)
+    return ending(TorchAmpByAutocast(torch.float16), behind)
 
 
 def ending(side: Plain, behind: Any) -> Plain:
@@ -311,6 +320,6 @@ def test_only_weights_of_other_values_take_those_of_masters() -> None:
     """A copy of the same value would end each graph that the script has kept, as its weights count as written."""
     weights = [torch.tensor([1.0, math.nan]).half(), torch.tensor([1.0, 2.0]).half(), torch.zeros(2).half()]
     masters = [torch.tensor([1.0 + 2.0**-20, math.nan]), torch.tensor([1.0, 2.5]), torch.tensor([0.0, -0.0])]
-    found = _pairs_of_other_values(list(zip(weights, masters, strict=True)))
+    found = _pairs_with_differing_values(list(zip(weights, masters, strict=True)))
     assert [one is weight for (one, _), weight in zip(found, weights[1:], strict=True)] == [True, True]
-    assert _pairs_of_other_values([]) == []
+    assert _pairs_with_differing_values([]) == []
