@@ -5,9 +5,9 @@ The public names below are imported when first used: `import ampcompare` itself 
 
 # Before any import, since a file of the user could shadow the imported module. An old Python must be able to read this
 # file, hence no import from __future__.
-from ampcompare.base.environment.oldest import require_python  # isort: skip
+from ampcompare.base.environment.oldest import require_supported_python  # isort: skip
 
-require_python()
+require_supported_python()
 import ampcompare.base.environment.first_path  # noqa: E402, F401  # isort: skip
 
 import importlib  # noqa: E402

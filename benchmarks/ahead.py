@@ -200,7 +200,7 @@ def words(training: tuple[str, str, float, str]) -> dict[str, Any]:
         watch = PrefixWatch(PREFIX, total=STEPS)
         train(training, "fp32", PREFIX, watch=watch, is_twin=is_twin)
         watch.close()
-        watches.append(watch.prefix_seen())
+        watches.append(watch.read_prefix())
     distance = loss_distance(watches[0].losses, watches[1].losses)
     found = {arm: expected_outlook_of(Arm.parse(arm), watches[0], distance).word for arm in (*HALF, *OTHERS)}
     return {

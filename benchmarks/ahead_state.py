@@ -97,7 +97,7 @@ def main() -> None:
                     continue
                 with closing(PrefixWatch(steps // 10, total=steps)) as watch:
                     train(task, name, steps, steps // 10, watch=watch)
-                error = watch.prefix_seen().state_errors["bf16"]
+                error = watch.read_prefix().state_errors["bf16"]
                 gap = train(task, name, steps, steps, rounds=True) / train(task, name, steps, steps) - 1
                 rows.append(
                     {

@@ -27,7 +27,7 @@ from harness import load, make_table, write_results
 from ampcompare.base.tensors.tree import first_difference_text
 from ampcompare.checkpoints.store import file
 from ampcompare.checkpoints.store.folder import CheckpointFolder
-from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.experiment.launch.worker.cell import train_cell_and_write_record
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -108,7 +108,7 @@ def _fork_run(config: RunConfig, folder: Path, shared: mmap.mmap) -> int:
     code = 1
     try:
         _slow_down(shared)
-        record = run_cell(config, folder)
+        record = train_cell_and_write_record(config, folder)
         code = 0 if record.status == "completed" else 1
     finally:
         os._exit(code)

@@ -26,7 +26,7 @@ CALLS = {
     "set_start_method": "multiprocessing",
 }
 """Functions by name, with what they are functions of."""
-STARTS = frozenset({"start_fork", "ProcessServer", "run_command"})
+STARTS = frozenset({"start_fork", "ProcessServer", "run_command_with_time_limit"})
 """Calls that start a process with variables of its own, next to those with `env`."""
 TARGETS = re.compile(
     r"os\.environ\[.*|sys\.(path|argv|dont_write_bytecode)(\[.*)?"

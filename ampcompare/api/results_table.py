@@ -77,11 +77,13 @@ def judge_against(
         ExtraMissing: the extra `stats` is not installed.
     """
     require_one_of((None, *get_args(Better)), "better", better)
-    tables = [_read_results(side, metric, better) for side in (new, old)]
+    tables = [_read_run_or_table(side, metric, better) for side in (new, old)]
     return judge_new_results(*tables, arm=arm, sd=sd, terms=Terms(margin))
 
 
-def _read_results(source: str | Path | TextIO, metric: str | None, better: Better | None) -> ResultsTable:
+def _read_run_or_table(
+    source: str | Path | TextIO, metric: str | None, better: Better | None
+) -> ResultsTable:
     path = Path(source) if isinstance(source, (str, Path)) else None
     if path is None or not (path.is_dir() or path.suffix == ".json"):
         return read_table(path or source, metric=metric, better=better)

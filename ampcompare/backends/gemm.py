@@ -110,7 +110,7 @@ def _why_not_torchao(options: Options, names: Collection[str]) -> str:
     )
 
 
-def _roles_around_inner(options: Options, inner: Roles) -> Roles:
+def _roles_over_inner_arm(options: Options, inner: Roles) -> Roles:
     formats = formats_of_products(options)
     return replace(inner, fprop=formats["fprop"], dgrad=formats["dgrad"], wgrad=formats["wgrad"])
 
@@ -223,7 +223,7 @@ SPEC = BackendSpec(
     },
     check=_why_options_invalid,
     inner=inner_arm_text,
-    wraps=_roles_around_inner,
+    wraps=_roles_over_inner_arm,
     in_script=InScript(),  # that of the arm underneath: `ScriptFormats` only changes its products
     contract=(
         ContractTestArm("gemm:mxfp8,keep=none"),

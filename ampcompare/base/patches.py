@@ -64,13 +64,13 @@ class _ReplacedFunction:
         self.arounds: list[tuple[Layer, Around]] = []
         self.others: list[_ReplacedFunction] = []  # with the same subscribers
 
-    def put_in_place(self) -> None:
+    def install_or_restore(self) -> None:
         """Put in place what the present subscribers need; code that has wrapped it since calls them still."""
         self._inner = self._chain = self.puts[-1] if self.puts else self._original
         for _, around in sorted(self.arounds, key=lambda one: one[0]):
             self._chain = functools.partial(around, self._chain)
         for other in self.others:
-            other.put_in_place()
+            other.install_or_restore()
         if not self.arounds and not self.puts:
             _places.pop((id(self._owner), self._name), None)
         if vars(self._owner).get(self._name) is not self._value:
@@ -98,11 +98,11 @@ class _ReplacedFunction:
                 return self._chain(*args, **kwargs)
 
             self._replacement = replacement
-            keep_operator_for_jit(self._original, replacement)
+            register_as_jit_builtin(self._original, replacement)
         return self._replacement
 
 
-def keep_operator_for_jit(original: Any, replacement: Any) -> None:
+def register_as_jit_builtin(original: Any, replacement: Any) -> None:
     """Let `torch.jit.script` compile a call of `replacement` as the operator that `original` is.
 
     It knows functions of C++ by their id, and reads the source of any other.
@@ -131,7 +131,7 @@ def follow_modules_with_own_call() -> None:
             place = _replaced_function_at(kind, "__call__")
             place.arounds = forward.arounds
             forward.others.append(place)
-            place.put_in_place()
+            place.install_or_restore()
 
 
 class Subscriptions:
@@ -172,10 +172,10 @@ class Subscriptions:
     def _add_subscriber(self, place: _ReplacedFunction, entries: list[Any], entry: Any) -> None:
         def remove_subscriber() -> None:
             entries.remove(entry)
-            place.put_in_place()
+            place.install_or_restore()
 
         entries.append(entry)
-        place.put_in_place()
+        place.install_or_restore()
         self._undo.append(remove_subscriber)
 
     def call_at_end(self, function: Callable[[], None]) -> None:
@@ -223,14 +223,14 @@ def without_subscribers(owner: Any, name: str) -> Iterator[None]:
     arounds, puts = place.arounds[:], place.puts[:]
     place.arounds.clear()
     place.puts.clear()
-    place.put_in_place()
+    place.install_or_restore()
     _places[id(owner), name] = place
     try:
         yield
     finally:
         place.arounds += arounds
         place.puts += puts
-        place.put_in_place()
+        place.install_or_restore()
 
 
 class GradientAccessEvents:
@@ -268,26 +268,26 @@ class GradientAccessEvents:
         """Let reads and assignments go elsewhere, also while nobody wants to notice them; None ends that."""
         self._get, self._put = get or _GRAD.__get__, put or _GRAD.__set__
         self._is_redirected = get is not None
-        self._put_property_in_place()
+        self._install_or_remove_property()
 
     def call_before_reads(self, before: Callable[[Tensor], None], wanted: bool) -> None:
         """Call a function with the tensor before each read from now on, or no longer."""
         if wanted != (before in self._wanted_by):
             (self._wanted_by.append if wanted else self._wanted_by.remove)(before)
-            self._put_property_in_place()
+            self._install_or_remove_property()
 
     @contextmanager
     def pause_notices_of_reads(self) -> Iterator[None]:
         """Run a block whose reads do not count; blocks nest."""
         self._pauses += 1
-        self._put_property_in_place()
+        self._install_or_remove_property()
         try:
             yield
         finally:
             self._pauses -= 1
-            self._put_property_in_place()
+            self._install_or_remove_property()
 
-    def _put_property_in_place(self) -> None:
+    def _install_or_remove_property(self) -> None:
         wanted = self._is_redirected or (bool(self._wanted_by) and not self._pauses)
         if wanted == self._watching:
             return

@@ -318,7 +318,7 @@ def run_instead_of_comparison(
 ) -> int | None:
     """Do what is asked for in the place of a comparison, and return the exit code; None for a comparison."""
     from ampcompare.experiment.compare import plan_comparison, preflight_planned_rows, write_cell_commands
-    from ampcompare.experiment.preflight import require_own_run_of_each_seed, require_trainable_arm
+    from ampcompare.experiment.preflight import require_different_runs_by_seed, require_trainable_arm
 
     if asked is RESUME:
         return _verify_resume(options, parameters)
@@ -333,7 +333,7 @@ def run_instead_of_comparison(
         if found is not None:
             require_trainable_arm(found)
             if options.seeds is not None:
-                require_own_run_of_each_seed(found, planned.plan.seeds)
+                require_different_runs_by_seed(found, planned.plan.seeds)
         return 0
     if asked is EMIT_CELLS:
         file = parameters["emit_cells"]

@@ -73,12 +73,12 @@ def command(asked: CommandForm, **parameters: Any) -> int:
     is trained for some steps under ARM; what ran is shown next to what ARM declares.
     """
     from ampcompare.diagnosis.explain import (
-        autocast_lists_from_child,
         casts_text,
         explain_arm,
         explanation_document,
         observation_text,
-        step_observed_in_child,
+        observe_step_in_child,
+        read_autocast_lists_in_child,
     )
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.results.report.documents.ledger import ledger_document
@@ -97,12 +97,12 @@ def command(asked: CommandForm, **parameters: Any) -> int:
     elif asked is OF_MODEL:
         config = config_of_watched_arm(parameters, str(arm), EXPLAIN)
         check_cells([config])
-        document["observed"] = observation = step_observed_in_child(config)
+        document["observed"] = observation = observe_step_in_child(config)
         below = observation_text(observation, width=width)
     else:
         document["observed"] = None
         if arm.roles is not None and arm.roles.lists == AUTOCAST_LISTS:
-            document["casts"] = casts = autocast_lists_from_child()
+            document["casts"] = casts = read_autocast_lists_in_child()
             below = "" if casts is None else casts_text(casts, arm.roles.half, width=width)
     if parameters["as_json"]:
         print_json(document)

@@ -193,14 +193,16 @@ def _judge_logprobs(files: tuple[str, str], twin: str | None) -> int:
 
 def _judge_against(table: str | None, old: str, arm: str | None, options: dict[str, Any]) -> int:
     """Print one line of JSON, and return the exit code that is the answer."""
-    from ampcompare.experiment.floor import read_steps_to_judge
+    from ampcompare.experiment.floor import read_losses_and_gradient_norms
     from ampcompare.results.analysis.floor import is_envelope, judge_step_rows, read_envelope
 
     if is_envelope(Path(old)):
         refuse_given_parameters(
             (*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`", "leave it out"
         )
-        judgment = judge_step_rows(read_steps_to_judge(Path(table or "")), read_envelope(Path(old)))
+        judgment = judge_step_rows(
+            read_losses_and_gradient_norms(Path(table or "")), read_envelope(Path(old))
+        )
         print_json(judgment.data(), indent=None)
         return judgment.exit_code
     kept = {name: options[name] for name in ("metric", "better", "margin", "sd")}

@@ -117,7 +117,7 @@ def _call_at_end_signals(act: Callable[[str], None]) -> Iterator[None]:
     What `act` raises leaves the block, also where it has come up in a library that makes another error of it, as a
     module in C does of what interrupts an import.
     """
-    from ampcompare.experiment.launch.stop_signal import end_signals_handled
+    from ampcompare.experiment.launch.stop_signal import stop_signals_handled
 
     raised: list[Ended] = []
 
@@ -129,7 +129,7 @@ def _call_at_end_signals(act: Callable[[str], None]) -> Iterator[None]:
             raised.append(error)
             raise
 
-    with end_signals_handled(call_act):
+    with stop_signals_handled(call_act):
         try:
             yield
         except Exception as error:

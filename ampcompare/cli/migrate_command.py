@@ -152,7 +152,7 @@ def command(
         )
     if asked is VERIFY:
         from ampcompare.base.environment.extras import require_torch
-        from ampcompare.experiment.verify import verify_script
+        from ampcompare.experiment.verify import verify_rewritten_script
         from ampcompare.settings.stack import parse_stacks
 
         require_torch()
@@ -167,7 +167,7 @@ def command(
 
         first = check if preflight and stack is None else lambda: None
         where = None if stack is None else next(iter(parse_stacks([stack]).values()))
-        return verify_script(
+        return verify_rewritten_script(
             paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, how=how, stack=where
         )
     return _write_or_print_migrations(

@@ -20,7 +20,7 @@ from ampcompare.diagnosis.ranges import magnitude_range_of_counts, total_nonfini
 from ampcompare.diagnosis.remedies import (
     TestedCandidate,
     diagnosis_sentence,
-    diagnosis_with_cure,
+    diagnosis_with_tested_cure,
     faults_with_cast_of_inputs,
 )
 from ampcompare.diagnosis.watched_loop import observe_loop
@@ -31,7 +31,7 @@ FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
 
 
-def headroom_over_steps(steps: Iterable[StepFacts]) -> Headroom | None:
+def loss_scale_headroom_over_steps(steps: Iterable[StepFacts]) -> Headroom | None:
     """Return the headroom over all watched steps with a finite loss; None if no gradient was seen.
 
     Exponents are those of the gradients of weights, in the wide run where there is one, at scale 1. The largest scale
@@ -119,7 +119,7 @@ def diagnose_loop(
         seen = observe_loop(loop, other, conditions, lines)
         return TestedCandidate(find_faults(seen, left_out), sorted(seen.functions))
 
-    return diagnosis_with_cure(found, arm, test, device_type=observation.device_type)
+    return diagnosis_with_tested_cure(found, arm, test, device_type=observation.device_type)
 
 
 def diagnosis_of_observation(
@@ -153,8 +153,8 @@ def diagnosis_of_observation(
         places=list(observation.place_reports("forward", "backward")),
         weights=list(observation.place_reports("weight")),
         gradients=list(observation.place_reports("gradient")),
-        map=observation.module_steps_of_map(),
-        headroom=headroom_over_steps(observation.facts),
+        map=observation.results_by_module_and_step(),
+        headroom=loss_scale_headroom_over_steps(observation.facts),
         updates=list(observation.updates.values()),
         faults=faults_with_cast_of_inputs(arm, find_faults(observation, left_out)),
         notes=[*notes, *_diagnosis_notes(arm, observation)],

@@ -6,7 +6,7 @@ from ampcompare.diagnosis.diagnose import diagnose_loop_by_options
 from ampcompare.diagnosis.loops import make_recipe_loop
 from ampcompare.diagnosis.options import DiagnoseOptions, Reference
 from ampcompare.settings.examination import return_user_errors
-from ampcompare.training.process.switches import enter_examining_process
+from ampcompare.training.process.switches import configure_examining_process
 
 
 @return_user_errors
@@ -16,7 +16,7 @@ def diagnose_recipe(
     reference: Reference,
     cures: bool,
 ) -> dict[str, Any]:
-    settings, device = enter_examining_process(config)
+    settings, device = configure_examining_process(config)
     recipe = settings.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
     loop = make_recipe_loop(settings, device)

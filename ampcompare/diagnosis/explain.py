@@ -138,7 +138,7 @@ def _memory_text(held: BytesPerParameter) -> str:
     return "; ".join([parts, *totals])
 
 
-def autocast_lists_from_child() -> dict[str, Any] | None:
+def read_autocast_lists_in_child() -> dict[str, Any] | None:
     """Return what autocast of the installed torch casts on a GPU, asked in a separate process; None without torch."""
     answer = call_in_child(CASTS, seconds=TIME_LIMIT, options={})
     return result_of_answer(answer, "") if answer.has_returned else None
@@ -148,7 +148,7 @@ def casts_text(found: dict[str, Any], dtype: str, *, width: int) -> str:
     """Return what autocast in a 16-bit type casts on a GPU, in lines.
 
     Args:
-        found: as `autocast_lists_from_child` returns it.
+        found: as `read_autocast_lists_in_child` returns it.
         dtype: the 16-bit type, such as "fp16".
         width: of a line, in characters.
     """
@@ -165,7 +165,7 @@ def casts_text(found: dict[str, Any], dtype: str, *, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def step_observed_in_child(config: RunConfig) -> dict[str, Any]:
+def observe_step_in_child(config: RunConfig) -> dict[str, Any]:
     """Prepare the model of `config` in a separate process, and return what one step of at most `MAX_SAMPLES` shows."""
     recipe = config.recipe
     changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
@@ -177,7 +177,7 @@ def observation_text(observation: dict[str, Any], *, width: int) -> str:
     """Return tables of modules and bytes; modules of like types share a row where there are many.
 
     Args:
-        observation: as `step_observed_in_child` returns it.
+        observation: as `observe_step_in_child` returns it.
         width: of the text around the tables, in characters.
     """
     from tabulate import tabulate

@@ -16,7 +16,7 @@ from ampcompare.training.assemble import TrainingAssembly, assemble_run
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.process.process_group import process_group_for_cell
-from ampcompare.training.process.switches import enter_examining_process
+from ampcompare.training.process.switches import configure_examining_process
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 
@@ -24,7 +24,7 @@ MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 @return_user_errors
 def explain_step(config: dict[str, Any]) -> dict[str, Any]:
     """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
-    settings, device = enter_examining_process(config)
+    settings, device = configure_examining_process(config)
     with process_group_for_cell(settings):
         return _observe_step_on_device(settings, device)
 

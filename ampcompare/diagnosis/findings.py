@@ -84,7 +84,7 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
     def is_lost(at: int) -> bool:  # before it was widened, which changes no value
         return at < origin and share_lost_to_zero(events[at]) > 0
 
-    reached = set(_places_reached_backwards([origin], operations_before)) - {origin}
+    reached = set(_indices_reached_backwards([origin], operations_before)) - {origin}
     zeros = sorted(at for at in reached if is_lost(at))
     if (reason := _reason_of_limit_rounded_to_one(events, [*zeros, origin], origin)) is not None:
         return reason
@@ -104,13 +104,13 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
     )
 
 
-def _cast_buffer_reason(events: Sequence[OperationResult], at: int) -> FaultReason | None:
+def _cast_buffer_reason(events: Sequence[OperationResult], index: int) -> FaultReason | None:
     """Return that the arm has cast a buffer, if the error of a result comes from one; None for another error."""
 
     def operations_before(place: int) -> list[int]:
         return [one for one in events[place].sources if one < place and error_of_event(events[one]) > 0]
 
-    for place in _places_reached_backwards([at], operations_before):
+    for place in _indices_reached_backwards([index], operations_before):
         event = events[place]
         if event.buffer and own_error_of_event(event) < error_of_event(event) / 2:
             text = f"the arm casts the buffer {event.buffer} to {dtype_name(event.dtype)}"
@@ -160,7 +160,7 @@ def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) 
         if facts.applied:
             highest = max(highest, facts.scale)
             faults = [
-                one for one in _fault_of_applied_step(facts) if not (fallen and one.kind in SMALL_SCALE)
+                one for one in _faults_of_applied_step(facts) if not (fallen and one.kind in SMALL_SCALE)
             ]
         else:
             is_falling = facts.scale <= highest / FALL
@@ -177,11 +177,11 @@ def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) 
     return [fault for kind, fault in found.items() if kind not in left_out]
 
 
-def _fault_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
+def _faults_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
     events = facts.step.events
     loss = None if facts.step.index_of_loss is None else events[facts.step.index_of_loss]
     if loss is not None and _is_nonfinite_result(loss):
-        yield _overflow_fault(facts, facts.step.index_of_loss or 0)
+        yield _nonfinite_loss_fault(facts, facts.step.index_of_loss or 0)
         return
     gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
     broken = [at for at, event in gradients if _is_nonfinite_result(event)]
@@ -215,7 +215,7 @@ def _fault_of_rounded_argument(facts: StepFacts) -> Fault | None:
     """Return the fault of one rounding that a function amplifies, or that changes indices; None without."""
     if (amplified := _find_index_and_event_of_amplified_rounding(facts.step.events)) is not None:
         return _inexact_result_fault(facts, [amplified])
-    wrong = _find_place_and_user_of_wrong_choice(facts.step)
+    wrong = _find_wrong_choice_and_user(facts.step)
     return None if wrong is None else _wrong_choice_fault(facts, *wrong)
 
 
@@ -258,10 +258,10 @@ def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
     )
 
 
-def _is_cancelled_sum(events: Sequence[OperationResult], at: int) -> bool:
+def _is_cancelled_sum(events: Sequence[OperationResult], index: int) -> bool:
     """Return whether a result is wrong since terms that are right cancel each other in a sum: its exact value is zero
     up to the rounding of the terms, as that of a policy's loss is."""
-    origin = _index_of_error_origin(events, at)
+    origin = _index_of_error_origin(events, index)
     return (
         events[origin].key[1] in REDUCTIONS and events[origin].dtype not in HALF_DTYPES
     )  # which would round the sum itself
@@ -290,10 +290,10 @@ def _find_index_and_event_of_amplified_rounding(
             and _find_index_of_amplified_argument(events, _index_of_error_origin(events, at)) is not None
         ):
             caused.append((at, event))
-    return max(caused, key=lambda pair: _finite_error_of(pair[1]), default=None)
+    return max(caused, key=lambda pair: _error_capped_to_finite(pair[1]), default=None)
 
 
-def _find_place_and_user_of_wrong_choice(step: WatchedStep) -> tuple[int, int] | None:
+def _find_wrong_choice_and_user(step: WatchedStep) -> tuple[int, int] | None:
     """Return the result whose rounding makes many indices or truth values others than in fp32, and what takes them.
 
     The wide run takes those of the arm, so that nothing behind them is wrong there.
@@ -304,7 +304,7 @@ def _find_place_and_user_of_wrong_choice(step: WatchedStep) -> tuple[int, int] |
         return None
     ends = [] if step.index_of_loss is None else [step.index_of_loss]
     behind = set(
-        _places_reached_backwards(
+        _indices_reached_backwards(
             ends, lambda at: [one for one in (*events[at].sources, *events[at].decided) if one < at]
         )
     )
@@ -336,15 +336,15 @@ def _is_wrong_choice(event: OperationResult) -> bool:
     return choice.operation in (*BINNING, *BEST) and choice.share >= MIN_WRONG_BINS
 
 
-def _wrong_choice_fault(facts: StepFacts, place: int, at: int) -> Fault:
+def _wrong_choice_fault(facts: StepFacts, choice_index: int, user_index: int) -> Fault:
     events = facts.step.events
-    choice = events[place].choice
+    choice = events[choice_index].choice
     assert choice is not None
-    origin = _index_of_line_where_rounding_began(events, place)
-    first, name = operation_place_of(events[origin].key).name, operation_place_of(events[at].key).name
+    origin = _index_of_line_where_rounding_began(events, choice_index)
+    first, name = operation_place_of(events[origin].key).name, operation_place_of(events[user_index].key).name
     share = f"{format_rough_percent_number(choice.share)} %"
     if choice.operation == "_to_copy":
-        what = "indices" if events[at].key[1] in INDEXING else "whole numbers"
+        what = "indices" if events[user_index].key[1] in INDEXING else "whole numbers"
         text = f"{first} rounds what becomes {what}: {share} of those of {name} are others than in fp32"
     else:
         text = (
@@ -377,12 +377,15 @@ def _find_overflow_and_value_made_wrong(
     return None
 
 
-def _swallowed_overflow_fault(facts: StepFacts, origin: int, at: int) -> Fault:
+def _swallowed_overflow_fault(facts: StepFacts, origin: int, wrong_index: int) -> Fault:
     events = facts.step.events
-    name, first = operation_place_of(events[at].key).name, operation_place_of(events[origin].key).name
-    distance = _distance_from_fp32_text(events[at])
+    name, first = (
+        operation_place_of(events[wrong_index].key).name,
+        operation_place_of(events[origin].key).name,
+    )
+    distance = _distance_from_fp32_text(events[wrong_index])
     text = f"{first} is not finite, though the loss is, and makes results wrong: {name} {distance}"
-    onward = _places_on_path(events, origin, at)
+    onward = _places_on_path(events, origin, wrong_index)
     return _make_fault(
         "overflow",
         facts,
@@ -390,7 +393,7 @@ def _swallowed_overflow_fault(facts: StepFacts, origin: int, at: int) -> Fault:
         text,
         onward,
         reason=nonfinite_reason_of(events, origin),
-        severity=_finite_error_of(events[at]),
+        severity=_error_capped_to_finite(events[wrong_index]),
     )
 
 
@@ -401,7 +404,7 @@ def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iter
     """
     events, end = facts.step.events, facts.step.index_of_loss
     if end is not None and _is_nonfinite_result(events[end]):
-        yield _overflow_fault(facts, end)
+        yield _nonfinite_loss_fault(facts, end)
         return
     broken = [
         at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite_result(event)
@@ -423,16 +426,16 @@ def _is_overflow_before_scaling(facts: StepFacts, origin: int) -> bool:
     return is_forward and (facts.step.index_of_loss is None or origin < facts.step.index_of_loss)
 
 
-def _overflow_fault(facts: StepFacts, at: int) -> Fault:
+def _nonfinite_loss_fault(facts: StepFacts, loss_index: int) -> Fault:
     """Return the fault of a loss that is not finite: the first place that its values lead back to."""
     events = facts.step.events
-    origin = min(_indices_of_nonfinite_origins(events, [at]))
+    origin = min(_indices_of_nonfinite_origins(events, [loss_index]))
     name = operation_place_of(events[origin].key).name
     if _is_finite_in_fp32(events[origin]):
         text = f"{name} is the first result that is not finite"
         reason = nonfinite_reason_of(events, origin)
         return _make_fault(
-            "overflow", facts, origin, text, _places_on_path(events, origin, at), reason=reason
+            "overflow", facts, origin, text, _places_on_path(events, origin, loss_index), reason=reason
         )
     chosen = _find_index_of_nonfinite_decider(events, origin)
     if chosen is not None:
@@ -445,11 +448,11 @@ def _overflow_fault(facts: StepFacts, at: int) -> Fault:
             facts,
             chosen,
             text,
-            _places_on_path(events, origin, at),
+            _places_on_path(events, origin, loss_index),
             reason=nonfinite_reason_of(events, chosen),
         )
     text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
-    return _make_fault("not precision", facts, origin, text, _places_on_path(events, origin, at))
+    return _make_fault("not precision", facts, origin, text, _places_on_path(events, origin, loss_index))
 
 
 def _gradient_overflow_fault(
@@ -510,7 +513,8 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
     origins = {at: _index_of_error_origin(events, at) for at, _ in wrong}
     origin = min(origins.values())
     at, worst = max(
-        (pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _finite_error_of(pair[1])
+        (pair for pair in wrong if origins[pair[0]] == origin),
+        key=lambda pair: _error_capped_to_finite(pair[1]),
     )
     if events[origin].key[3] == "forward" and _is_nonfinite_result(events[origin]):
         return _swallowed_overflow_fault(facts, origin, at)
@@ -553,7 +557,7 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
         origin,
         text,
         _places_on_path(events, origin, at),
-        severity=_finite_error_of(worst),
+        severity=_error_capped_to_finite(worst),
         reason=cast,
     )
 
@@ -610,7 +614,7 @@ def _distance_from_fp32_text(event: OperationResult) -> str:
     return f"differs from fp32 by {times} times its size"
 
 
-def _finite_error_of(event: OperationResult) -> float:
+def _error_capped_to_finite(event: OperationResult) -> float:
     """Return the error of a result, finite so that errors can be compared."""
     return min(error_of_event(event), 1e30)
 
@@ -680,7 +684,7 @@ def _indices_of_nonfinite_origins(events: Sequence[OperationResult], ends: Itera
             source for source in events[at].sources if source < at and _is_nonfinite_result(events[source])
         ]
 
-    return [at for at in _places_reached_backwards(ends, operations_before) if not operations_before(at)]
+    return [at for at in _indices_reached_backwards(ends, operations_before) if not operations_before(at)]
 
 
 def _find_index_of_nonfinite_decider(events: Sequence[OperationResult], end: int) -> int | None:
@@ -692,7 +696,7 @@ def _find_index_of_nonfinite_decider(events: Sequence[OperationResult], end: int
     def operations_before(at: int) -> list[int]:
         return [source for source in (*events[at].sources, *events[at].decided) if source < at]
 
-    behind = _places_reached_backwards([end], operations_before)
+    behind = _indices_reached_backwards([end], operations_before)
     deciding = {one for at in behind for one in events[at].decided if _is_nonfinite_result(events[one])}
     return min(
         (one for one in _indices_of_nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])),
@@ -710,7 +714,7 @@ def _index_of_error_origin(events: Sequence[OperationResult], end: int) -> int:
             if source < at and error_of_event(events[source]) > HARM / 2
         ]
 
-    return min(_places_reached_backwards([end], operations_before))
+    return min(_indices_reached_backwards([end], operations_before))
 
 
 def _places_on_path(events: Sequence[OperationResult], origin: int, end: int) -> list[str]:
@@ -720,7 +724,7 @@ def _places_on_path(events: Sequence[OperationResult], origin: int, end: int) ->
         if any(source in reached for source in events[at].sources):
             reached.add(at)
     ends = [end] if end in reached else []
-    back = _places_reached_backwards(
+    back = _indices_reached_backwards(
         ends, lambda at: [source for source in events[at].sources if source < at and source in reached]
     )
     names = list(dict.fromkeys(operation_place_of(events[at].key).name for at in sorted(back)))
@@ -801,7 +805,7 @@ def _value_spread_text(values: MagnitudeRange) -> str:
     return f"{values.smallest:.3g} to {values.largest:.3g}"
 
 
-def _places_reached_backwards(ends: Iterable[int], before: Callable[[int], Iterable[int]]) -> Iterator[int]:
+def _indices_reached_backwards(ends: Iterable[int], before: Callable[[int], Iterable[int]]) -> Iterator[int]:
     """Yield each place that is reached from `ends` by going to the places before it, once, in no order."""
     seen: set[int] = set()
     todo = list(ends)

@@ -193,7 +193,7 @@ class _LoopAndFp32Figures:
     def check_arm(self, arm: Arm | str) -> Held:
         __tracebackhide__ = True
         arm = _arm_with_undoable_patches(Arm.parse(arm) if isinstance(arm, str) else arm)
-        reference = self._figures_in_fp32()
+        reference = self._train_and_keep_fp32_figures()
         captured = self._run_loop(arm)
         figures = self._compared_figures(captured, reference)
         diagnosis = diagnose_loop(
@@ -207,7 +207,7 @@ class _LoopAndFp32Figures:
             raise DoesNotHold(text, str(arm), figures, diagnosis)
         return Held(str(arm), tuple(figures), captured.skipped)
 
-    def _figures_in_fp32(self) -> dict[str, Tensor]:
+    def _train_and_keep_fp32_figures(self) -> dict[str, Tensor]:
         if not self.reference:
             found, again = self._run_loop(FP32).figures, self._run_loop(FP32).figures
             if not found:

@@ -112,7 +112,7 @@ class Observation:
                     made=total.made,
                 )
 
-    def module_steps_of_map(self) -> list[ModuleResultsAtStep]:
+    def results_by_module_and_step(self) -> list[ModuleResultsAtStep]:
         """Return the cells of the map of modules and steps."""
         return [
             ModuleResultsAtStep(module=name, step=step, range=magnitude_range_of_counts(row))

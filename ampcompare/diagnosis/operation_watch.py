@@ -27,13 +27,15 @@ from ampcompare.results.records.diagnosis import Phase
 MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
 
 
-def error_norms_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
+def error_norms_of(result: Tensor, exact: Tensor, own_result: Tensor | None) -> Any:
     """Return norms of the difference, of the wide result and of the own difference, in the wide type; 0 without `own`.
 
     (3,) floats for tensors on the host; a float64 tensor on another device, unread.
     """
     wide, values = exact.detach().reshape(-1), result.detach().reshape(-1)
-    alone = None if own is None or own.numel() != len(values) else own.detach().reshape(-1)
+    alone = (
+        None if own_result is None or own_result.numel() != len(values) else own_result.detach().reshape(-1)
+    )
     if values.device.type != "cpu":
         return _norms_on_device(values.to(wide.dtype), wide, alone)
     if len(values) <= CHUNK:
@@ -62,9 +64,9 @@ def _square_norm_of(part: Tensor) -> float:
     return float(torch.dot(double, double))
 
 
-def _norms_on_device(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor:
+def _norms_on_device(values: Tensor, wide: Tensor, own_result: Tensor | None) -> Tensor:
     norm = torch.ops.aten.linalg_vector_norm.default
-    alone = values.new_zeros(()) if own is None else norm(values - own)
+    alone = values.new_zeros(()) if own_result is None else norm(values - own_result)
     return torch.stack([norm(values - wide), norm(wide), alone]).double()
 
 
@@ -296,9 +298,9 @@ class OperationWatch(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             numbers = [one for one in args if type(one) is float] if key[1] in WITH_NUMBER else []
             if key[1] in READING:
-                self._note_read(tensors[0], output, exact, decided, where)
+                self._note_host_read(tensors[0], output, exact, decided, where)
             if exact is not None and key[1] in CHOOSING:
-                self._note_choice(key[1], given, output, exact, _dim_of_order(func, args, kwargs))
+                self._note_choice(key[1], given, output, exact, _sorting_dim_of_operation(func, args, kwargs))
             self._record_results(
                 key, given, output, exact, own, {id(one) for one in written}, decided, numbers
             )
@@ -455,7 +457,7 @@ class OperationWatch(TorchDispatchMode):
             return
         if operation == "_to_copy" and results[0].dtype is torch.bool:
             return
-        known = [(at, one, wide) for one in given for at, wide in self._place_and_wide_tensor(one)]
+        known = [(at, one, wide) for one in given for at, wide in self._event_index_and_wide_tensor(one)]
         rounded = [(at, wide) for at, one, wide in known if len(known) == 1 or bool((one != wide).any())]
         if not rounded:
             return
@@ -471,7 +473,9 @@ class OperationWatch(TorchDispatchMode):
         ):
             event.choice = found
 
-    def _note_read(self, tensor: Tensor, output: Any, exact: Any, decided: Iterable[int], where: str) -> None:
+    def _note_host_read(
+        self, tensor: Tensor, output: Any, exact: Any, decided: Iterable[int], where: str
+    ) -> None:
         """Note a whole number that is read from a rounded tensor, or the number of values that are told apart.
 
         What is read decides in Python, where nothing of it is followed.
@@ -486,7 +490,7 @@ class OperationWatch(TorchDispatchMode):
                     )
                     return
             return
-        for at, wide in self._place_and_wide_tensor(tensor):
+        for at, wide in self._event_index_and_wide_tensor(tensor):
             if not bool((wide == wide.round()).all()):
                 continue
             if isinstance(output, int | float) and isinstance(exact, int | float):
@@ -497,7 +501,7 @@ class OperationWatch(TorchDispatchMode):
                 if seen != true:
                     self._step.reads.append(RoundedRead(at, where, f"{seen} different numbers", f"{true}"))
 
-    def _place_and_wide_tensor(self, tensor: Tensor) -> list[tuple[int, Tensor]]:
+    def _event_index_and_wide_tensor(self, tensor: Tensor) -> list[tuple[int, Tensor]]:
         """Return the place of a floating tensor, and its tensor of the wide run; empty where one is not known."""
         place = self._producer.get(_storage_address(tensor))
         wide = None if self.reference is None else self.reference.wide_tensor_of(tensor)
@@ -527,20 +531,20 @@ def share_of_wrong_choices(
     if result.dtype is torch.bool and wrong.dim() > 1:
         wrong = wrong.any(-1)
     elif ordered is not None:
-        chosen, best = (_numbers_at(ordered, places, dim) for places in (result, exact))
+        chosen, best = (_gather_numbers_at_indices(ordered, places, dim) for places in (result, exact))
         if is_set and dim is not None and chosen.dim():
             chosen, best = chosen.sort(dim).values, best.sort(dim).values
         wrong = chosen != best
     return float(wrong.double().mean())
 
 
-def _numbers_at(numbers: Tensor, places: Tensor, dim: int | None) -> Tensor:
+def _gather_numbers_at_indices(numbers: Tensor, places: Tensor, dim: int | None) -> Tensor:
     if dim is None or not numbers.dim():
         return numbers.reshape(-1)[places.reshape(-1)]
     return numbers.gather(dim, places if places.dim() == numbers.dim() else places.unsqueeze(dim))
 
 
-def _dim_of_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+def _sorting_dim_of_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """Return along which dimension an operation orders numbers; None for all of them."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.name == "dim":

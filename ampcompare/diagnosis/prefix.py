@@ -90,7 +90,7 @@ class PrefixWatch(StepObserver):
             handle.remove()
         self._handles = []
 
-    def prefix_seen(self) -> WatchedFirstSteps:
+    def read_prefix(self) -> WatchedFirstSteps:
         """Return what was seen, read from the device."""
         rows = [(step, {name: counts.tolist() for name, counts in lost.items()}) for step, lost in self._lost]
         rates = []

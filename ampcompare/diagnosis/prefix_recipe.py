@@ -9,13 +9,13 @@ from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.settings.examination import return_user_errors
 from ampcompare.training.assemble import TrainingAssembly
-from ampcompare.training.process.switches import enter_examining_process
+from ampcompare.training.process.switches import configure_examining_process
 
 
 @return_user_errors
 def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin: bool) -> dict[str, Any]:
     """Train the first steps of a configuration in fp32, and return what was seen."""
-    settings, device = enter_examining_process({**config, "arm": "fp32"})
+    settings, device = configure_examining_process({**config, "arm": "fp32"})
     conditions = LoopConditions(device=str(device), seed=settings.recipe.seed)
     with (
         arm_precision_isolated(Arm.parse("fp32"), conditions) as precision,
@@ -29,4 +29,4 @@ def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin
             make_recipe_loop(settings, device, is_twin=is_twin, at_assembly=at_assembly)(
                 WatchedPrecision(precision, watch)
             )
-    return watch.prefix_seen().model_dump(mode="json")
+    return watch.read_prefix().model_dump(mode="json")

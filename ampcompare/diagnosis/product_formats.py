@@ -179,7 +179,7 @@ def diagnose_formats(
         notes=[f"kept in bf16 by the arm: {', '.join(kept)}"] if kept else [],
     )
     if found.faults and cures:
-        found = _diagnosis_with_proof(found, loop, arm, conditions, kept)
+        found = _train_and_add_proof(found, loop, arm, conditions, kept)
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
 
@@ -220,7 +220,7 @@ def _fault_of_outstanding_layer(errors: Sequence[FormatError], step: int) -> lis
     ]
 
 
-def _diagnosis_with_proof(
+def _train_and_add_proof(
     found: Diagnosis, loop: Loop, arm: Arm, conditions: LoopConditions, kept: Sequence[str]
 ) -> Diagnosis:
     """Return a diagnosis with what training with the layer in bf16 showed, next to the arm, bf16 and its twin."""

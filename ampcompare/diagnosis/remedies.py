@@ -479,7 +479,7 @@ def _registration_code_lines(functions: Iterable[str]) -> list[str]:
     ]
 
 
-def diagnosis_with_cure(
+def diagnosis_with_tested_cure(
     found: Diagnosis,
     arm: Arm,
     run: Callable[[Arm, Sequence[str]], TestedCandidate],

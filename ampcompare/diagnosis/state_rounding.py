@@ -40,7 +40,7 @@ class OptimizerStateRule:
     kind: Kind
     decay: float
 
-    def moved_state(self, state: Tensor, gradient: Tensor) -> Tensor:
+    def state_after_step(self, state: Tensor, gradient: Tensor) -> Tensor:
         """Return the state after a step, fp32 (elements,); the step divides by it, or by its root."""
         if self.kind == "mean":
             return self.decay * state + (1 - self.decay) * gradient.square()
@@ -49,7 +49,7 @@ class OptimizerStateRule:
         return state + gradient.square()
 
     @property
-    def power_in_step(self) -> float:
+    def power_dividing_step(self) -> float:
         """The power of the state that the step is divided by."""
         return 1.0 if self.kind == "maximum" else 0.5
 
@@ -71,7 +71,7 @@ def find_state_rule(
     moved = []
     for rule in rules:
         tolerance = added if rule.kind == "maximum" else 0.0
-        if torch.allclose(rule.moved_state(before, gradient), after, RELATIVE, tolerance):
+        if torch.allclose(rule.state_after_step(before, gradient), after, RELATIVE, tolerance):
             moved.append(rule)
     return moved[0] if len(moved) == 1 else None
 
@@ -134,14 +134,14 @@ def _mean_errors_by_type(
     errors: list[list[float]] = [[] for _ in dtypes]
     for step in range(last):
         gradient = gradient_of(step)
-        exact = rule.moved_state(exact, gradient)
+        exact = rule.state_after_step(exact, gradient)
         held = [
-            rule.moved_state(each, gradient).to(dtype).float()
+            rule.state_after_step(each, gradient).to(dtype).float()
             for each, dtype in zip(held, dtypes, strict=True)
         ]
         if step % every == 0 or step == last - 1:
             for each, found in zip(held, errors, strict=True):
-                ratio = (each.clamp(min=1e-38) / exact.clamp(min=1e-38)).log() * rule.power_in_step
+                ratio = (each.clamp(min=1e-38) / exact.clamp(min=1e-38)).log() * rule.power_dividing_step
                 found.append(float(ratio.abs().mean()))
     return [(sum(found) / len(found) * last + found[-1] * (steps - last)) / steps for found in errors]
 

@@ -43,7 +43,7 @@ from ampcompare.experiment.sources import (
     collect_settings,
     matrix_rows,
     matrix_seeds_text,
-    published_table_beside_rows,
+    published_table_matched_to_rows,
 )
 from ampcompare.results.analysis.effects.quality import quality_effects, quality_margin
 from ampcompare.results.analysis.gates import Gate, GateOutcome, VerdictGate, gate_outcomes, parse_gate
@@ -170,7 +170,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         raise ConfigError(
             f"a comparison needs a list of arms, but the settings have arm: {base.arm}; write arms: [...]"
         )
-    seeds = requested_or_default_seeds(options, sources)
+    seeds = requested_or_default_seeds_text(options, sources)
     first = pilot_seeds(len(rows) - 1) if seeds == "auto" else parse_seeds(seeds)
     plan = _make_plan(options, sources, rows, first)
     given = {**vars(options), "seeds": seeds, "slurm_options": options.launch.slurm_options}
@@ -191,7 +191,7 @@ def _make_plan(
 ) -> Plan:
     plan = make_plan_of_rows(sources.config, rows, seeds, options.reference)
     return replace(
-        plan, published=published_table_beside_rows(sources, rows), timing_rounds=options.timing_rounds
+        plan, published=published_table_matched_to_rows(sources, rows), timing_rounds=options.timing_rounds
     )
 
 
@@ -235,9 +235,9 @@ def run_comparison(
     hold = RunDirectory(folder).with_lock(launcher, command=options.command)
     try:
         with launcher, hold, while_running(launcher):
-            if requested_or_default_seeds(options, planned.sources) == "auto":
+            if requested_or_default_seeds_text(options, planned.sources) == "auto":
                 budget = BUDGET_SECONDS if options.budget_seconds is None else options.budget_seconds
-                comparison = run_with_estimated_seeds(
+                comparison = run_pilot_and_estimated_seeds(
                     planned.plan_with_seeds, folder, launcher, budget_seconds=budget, **shared
                 )
             else:
@@ -268,7 +268,7 @@ def write_cell_commands(options: CompareOptions, file: Path) -> int:
         ConfigError: the number of seeds is decided while they run, or an argument of the script is a secret.
     """
     planned = plan_comparison(options)
-    if requested_or_default_seeds(options, planned.sources) == "auto":
+    if requested_or_default_seeds_text(options, planned.sources) == "auto":
         why = "is not for --emit-cells: the first cells decide how many follow"
         raise ConfigError(refusal_sentence("--seeds auto", why, "name the seeds"))
     script = planned.plan.cells[0].script
@@ -308,7 +308,7 @@ def preflight_planned_rows(planned: PlannedComparison) -> Preflight | None:
         return preflight(plan, launcher, done)
 
 
-def requested_or_default_seeds(options: CompareOptions, sources: SettingsSources) -> str:
+def requested_or_default_seeds_text(options: CompareOptions, sources: SettingsSources) -> str:
     """Return the seeds as text: the requested ones, or else those of recipe or file, or else three.
 
     Settings with `recipe.seed` request that one seed.
@@ -333,14 +333,14 @@ def _metrics_of_runs_if_known(sources: SettingsSources) -> Sequence[Metric] | No
     return None if spec is None else spec.metrics
 
 
-def pilot_seeds(others: int) -> range:
+def pilot_seeds(num_other_arms: int) -> range:
     """Return the seeds of a pilot, for some arms besides the reference.
 
     Each arm is tested at its share of the error rate, and at a small level few degrees of freedom cost many seeds: nine
     arms need 158 seeds with a pilot of five and 72 with one of ten, where a difference has an sd of 0.8 points and
     the margin is 0.5.
     """
-    return range(PILOT_SIZES.get(max(1, others), MAX_PILOT))
+    return range(PILOT_SIZES.get(max(1, num_other_arms), MAX_PILOT))
 
 
 def pairs_needed_and_neediest_arm(comparison: Comparison, error_rate: float) -> tuple[int, str]:
@@ -373,7 +373,7 @@ def _standard_deviation_of_differences(effect: Effect) -> float:
     return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
 
 
-def _seeds_of_look_and_neediest_arm(
+def _seed_count_and_neediest_arm(
     pilot: Comparison, size: int, looks: Sequence[Look], terms: Terms
 ) -> tuple[int, str]:
     """Return how many seeds the next look needs, or an earlier one that got them: the same command asks no more."""
@@ -386,7 +386,7 @@ def _seeds_of_look_and_neediest_arm(
     return pairs_needed_and_neediest_arm(pilot, error_rate) if error_rate else (0, "")
 
 
-def run_with_estimated_seeds(
+def run_pilot_and_estimated_seeds(
     make: Callable[[Sequence[int]], Plan],
     folder: Path,
     launcher: Launcher,
@@ -411,7 +411,7 @@ def run_with_estimated_seeds(
         run_plan, folder=folder, launcher=launcher, command=command, terms=terms, jobs=jobs, save=save
     )
     pilot = run(make(first), observer=observer, test=False, **pilot_options)
-    needed, arm = _seeds_of_look_and_neediest_arm(pilot, len(first), RunDirectory(folder).looks(), terms)
+    needed, arm = _seed_count_and_neediest_arm(pilot, len(first), RunDirectory(folder).read_looks(), terms)
     margin = f"a margin of {pilot.margin:g} {pilot.metric.difference_unit.replace('pp', 'points')}".rstrip()
     if needed <= len(first):
         observer.note(

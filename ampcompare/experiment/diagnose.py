@@ -28,12 +28,12 @@ from ampcompare.diagnosis.remedies import (
     DEVICE_OF_SCRIPT,
     TestedCandidate,
     diagnosis_sentence,
-    diagnosis_with_cure,
+    diagnosis_with_tested_cure,
 )
 from ampcompare.experiment.launch.cell_files import log_tail, sandbox_of_cell
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.launch.script.exec_fields import exec_fields_under_arm
-from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.report.base import write_result_in_formats
 from ampcompare.settings.config import RunConfig
@@ -123,7 +123,7 @@ def diagnose_script(
             return TestedCandidate(seen.faults, functions)
 
         script = options.config.script
-        found = diagnosis_with_cure(
+        found = diagnosis_with_tested_cure(
             found,
             arm,
             test_arm,
@@ -283,7 +283,7 @@ def _last_own_line_in_log(log: Path) -> str:
 
 def exit_code_error_text(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
-    error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
+    error = (read_script_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     text = str(error or _last_own_line_in_log(folder / CellFile.LOG) or log_tail(folder) or ended)
     return printable_line(text, 1000, keep_end=600)

@@ -118,7 +118,9 @@ def find_largest_batches(search: BatchSearchTerms, launcher: Launcher) -> list[B
     if search.preflight and len(search.configs) > 1:  # else the first try says the same
         rows = {config.arm_with_stack: config for config in search.configs}
         found = run_trials_of_rows(rows, launcher, [0])
-        failures = {error: arms for error, arms in found.failures.items() if not _is_memory_error(error)}
+        failures = {
+            error: arms for error, arms in found.failures.items() if not _may_other_batch_size_help(error)
+        }
         faults = {arm: error for error, arms in failures.items() for arm in arms if rows[arm].stack}
         here = {error: [arm for arm in arms if arm not in faults] for error, arms in failures.items()}
         if refused := {error: arms for error, arms in here.items() if arms}:
@@ -180,7 +182,7 @@ class _ArmSearch:
         if (
             record.status == "failed"
             and tried.stack is not None
-            and not (self._tries or _is_memory_error(error))
+            and not (self._tries or _may_other_batch_size_help(error))
         ):
             raise LaunchError(error)  # of the environment, whatever the batch
         limit = _memory_limit_bytes(self._search, record)
@@ -221,7 +223,7 @@ def _batch_try_of_record(record: RunRecord, batch: int, limit: int | None) -> Ba
     """Return whether a run fits."""
     summary, error = record.summary, record.error or ""
     if record.status == "failed":
-        if _is_memory_error(error):
+        if _may_other_batch_size_help(error):
             return BatchTry(batch, error)
         raise LaunchError(f"{record.arm} with batch {batch} failed for another reason than memory: {error}")
     if summary.num_steps and summary.skipped_steps >= summary.num_steps:
@@ -237,7 +239,7 @@ def _batch_try_of_record(record: RunRecord, batch: int, limit: int | None) -> Ba
     return BatchTry(batch, "", peak)
 
 
-def _is_memory_error(error: str) -> bool:
+def _may_other_batch_size_help(error: str) -> bool:
     """Return whether a smaller batch, or more samples, might help."""
     return TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY)
 

@@ -14,7 +14,7 @@ from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import LaunchError, UnusableInput
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.script.forks import ScriptForkServer
-from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
+from ampcompare.experiment.launch.script.rows import ScriptRows, read_script_rows
 from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope, read_step_rows
 from ampcompare.script.recording.summary import is_exec_record
 from ampcompare.settings.script import ScriptConfig
@@ -63,7 +63,7 @@ def measure_floor(
         for name in TWINS:
             options = words
             if name == WEIGHTS:
-                _move_weights_by_last_place(stored, folder / "moved.pt")
+                _write_weights_moved_one_ulp(stored, folder / "moved.pt")
                 options = ["--first-weights", str(folder / "moved.pt"), *words]
             rows = _train_twin_in_fork(forks, name, folder, options, script)
             is_whole = (
@@ -102,7 +102,7 @@ def _train_twin_in_fork(
     record.unlink(missing_ok=True)
     command = [str(folder / CellFile.RECORDER), "--record", str(record), *words]
     forks.run_function(f"{__name__}:train_twin", [twin, *command], folder, script.import_folder)
-    return read_rows(record)
+    return read_script_rows(record)
 
 
 def train_twin(words: Sequence[str]) -> None:
@@ -116,7 +116,7 @@ def train_twin(words: Sequence[str]) -> None:
     runpy.run_path(command[0], run_name="__main__")
 
 
-def read_steps_to_judge(path: Path) -> Rows:
+def read_losses_and_gradient_norms(path: Path) -> Rows:
     """Return losses and gradient norms, one for each update, of a record of `exec` or a stack, or of JSON lines.
 
     Args:
@@ -127,7 +127,7 @@ def read_steps_to_judge(path: Path) -> Rows:
     """
     if not is_exec_record(path):
         return read_step_rows(path)
-    found = _losses_and_norms_of_steps(read_rows(path))
+    found = _losses_and_norms_of_steps(read_script_rows(path))
     if not found:
         raise UnusableInput(
             f"{path} is a record without a step: exec --arm script --record FILE records those of any script"
@@ -139,7 +139,7 @@ def _losses_and_norms_of_steps(rows: ScriptRows) -> Rows:
     return [{"loss": step.loss, "grad_norm": step.grad_norm} for step in rows.steps]
 
 
-def _move_weights_by_last_place(stored: Path, moved: Path) -> None:
+def _write_weights_moved_one_ulp(stored: Path, moved: Path) -> None:
     """Move each first weight by one unit in the last place, up or down at random."""
     import torch
 

@@ -92,7 +92,8 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
             for part in parts:
                 stack.enter_context(part.run.lock().acquire(timeout=0))
             journals = [
-                _FolderJournalOfJoinedRuns(part.run, plan, tuple(part.run.looks()), files) for part in parts
+                _FolderJournalOfJoinedRuns(part.run, plan, tuple(part.run.read_looks()), files)
+                for part in parts
             ]
             # What one of them has left is left of the others at least.
             most = max(journals, key=lambda journal: math.fsum(look.error_rate for look in journal.looks))
@@ -113,7 +114,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
             f"one of {names} is in use by another command; try again when that has ended"
         ) from None
     except (OSError, EnvironmentUnfit):
-        looks = tuple(parts[0].run.looks())
+        looks = tuple(parts[0].run.read_looks())
         return sum_up(
             _FolderJournalOfJoinedRuns(parts[0].run, plan, looks, files).sequential_design_without_test(
                 NOT_WRITABLE

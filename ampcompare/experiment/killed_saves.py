@@ -27,12 +27,12 @@ class KillOutcome:
     outcome: str
 
 
-def read_kill_outcomes(folder: Path, trace: Path, whole: ResumeTrace, record: str) -> list[KillOutcome]:
+def read_kill_outcomes(folder: Path, trace: Path, unbroken: ResumeTrace, record: str) -> list[KillOutcome]:
     """Return the kills whose remains are in a folder.
 
     Args:
         trace: of the run that was killed.
-        whole: of the run without a break.
+        unbroken: of the run without a break.
         record: the name of the record of each start, next to its trace.
 
     Raises:
@@ -42,7 +42,9 @@ def read_kill_outcomes(folder: Path, trace: Path, whole: ResumeTrace, record: st
     if not rows:
         raise LaunchError("no copy of the script was killed: it has changed no file where it saved before")
     attempts = json.loads((folder / ATTEMPTS).read_text(encoding="utf-8"))
-    outcomes = {left: _resumes_and_words_of_tries(tries, whole, record) for left, tries in attempts.items()}
+    outcomes = {
+        left: _is_whole_and_text_of_tries(tries, unbroken, record) for left, tries in attempts.items()
+    }
     found = []
     for row in rows:
         if row["state"] == "hung":
@@ -54,8 +56,8 @@ def read_kill_outcomes(folder: Path, trace: Path, whole: ResumeTrace, record: st
     return found
 
 
-def _resumes_and_words_of_tries(
-    tries: list[dict[str, str]], whole: ResumeTrace, record: str
+def _is_whole_and_text_of_tries(
+    tries: list[dict[str, str]], unbroken: ResumeTrace, record: str
 ) -> tuple[bool, str]:
     if not tries:
         return False, "no file is left to start from"
@@ -73,10 +75,10 @@ def _resumes_and_words_of_tries(
                 else "; nor does any before it"
             )
         return False, f"{name.strip() or 'what is left'} does not load: {why}{rest}"
-    return _resumes_and_words(trace, whole)
+    return _is_whole_and_text_of_trace(trace, unbroken)
 
 
-def _resumes_and_words(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
+def _is_whole_and_text_of_trace(trace: ResumeTrace, unbroken: ResumeTrace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     first = trace.steps[0]
     steps: dict[str, list[int]] = {}
@@ -84,7 +86,7 @@ def _resumes_and_words(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, st
         if first.state.get(role) or role in ("loss scale", "learning rate"):
             alike = [
                 _are_equal_on_common_keys(step.value_of_role(role), first.value_of_role(role))
-                for step in whole.steps
+                for step in unbroken.steps
             ]
             steps[role] = [at for at, is_alike in enumerate(alike) if is_alike]
     at = steps["weights"]

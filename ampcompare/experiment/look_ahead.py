@@ -43,17 +43,17 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     if options.config.script is not None:
         say_writable_files(say)
     say(f"running the first {options.prefix} steps in fp32")
-    prefix = _prefix_of_training(options, environment, is_twin=False)
+    prefix = _run_prefix_of_training(options, environment, is_twin=False)
     # its updates are rounded in the second half of what there is
     if MIN_PREFIX <= prefix.steps < options.prefix:
         say(f"it has ended after {prefix.steps} steps: running these again")
         options = replace(options, prefix=prefix.steps, steps=prefix.steps)
-        prefix = _prefix_of_training(options, environment, is_twin=False)
+        prefix = _run_prefix_of_training(options, environment, is_twin=False)
     distance = None
     if options.twin:
         say("running them again from weights changed by one part in 512")
         distance = loss_distance(
-            prefix.losses, _prefix_of_training(options, environment, is_twin=True).losses
+            prefix.losses, _run_prefix_of_training(options, environment, is_twin=True).losses
         )
     recipe, script = options.config.recipe, options.config.script
     subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
@@ -63,11 +63,11 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     return Outlook(subject=subject, prefix=prefix, twin=distance, arms=outlooks)
 
 
-def _prefix_of_training(
+def _run_prefix_of_training(
     options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool
 ) -> WatchedFirstSteps:
     if options.config.script is not None:
-        return _prefix_of_script(options, environment, is_twin=is_twin)
+        return _run_prefix_of_script(options, environment, is_twin=is_twin)
     asked = {"steps": options.prefix, "total": options.steps, "is_twin": is_twin}
     failed = "the first steps could not be trained"
     return WatchedFirstSteps.model_validate(
@@ -75,7 +75,7 @@ def _prefix_of_training(
     )
 
 
-def _prefix_of_script(
+def _run_prefix_of_script(
     options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool
 ) -> WatchedFirstSteps:
     script = options.config.script

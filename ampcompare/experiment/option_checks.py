@@ -15,7 +15,7 @@ from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.ranks import is_one_of_several_ranks
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
-from ampcompare.experiment.launch.cell_files import require_allowed_folders
+from ampcompare.experiment.launch.cell_files import require_writable_folders_exist
 from ampcompare.experiment.launch.dispatch.slurm import require_slurm
 from ampcompare.settings.config import REMOTE_LAUNCHERS, RunConfig
 from ampcompare.settings.optimizers import require_optimizer
@@ -42,11 +42,11 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         require_slurm()
     for cell in cells:
         if cell.launcher not in REMOTE_LAUNCHERS:
-            require_allowed_folders(cell)
+            require_writable_folders_exist(cell)
         if cell.script is not None:
             require_in_script(cell.parsed_arm)
             continue
-        _check_arm(cell.parsed_arm, is_elsewhere=cell.stack is not None)
+        _check_arm_can_train(cell.parsed_arm, is_elsewhere=cell.stack is not None)
         check_task_of_recipe(cell.recipe)
         if cell.stack is None:
             require_optimizer(cell.recipe.optimizer.name)
@@ -63,7 +63,7 @@ def _check_distinct_arms(cells: Iterable[RunConfig]) -> None:
             )
 
 
-def _check_arm(arm: Arm, *, is_elsewhere: bool) -> None:
+def _check_arm_can_train(arm: Arm, *, is_elsewhere: bool) -> None:
     """Check that an arm can train, as far as is known before its cell: packages of a stack are those that are there."""
     if arm.is_as_written:
         raise UnsupportedCombination(
@@ -74,4 +74,4 @@ def _check_arm(arm: Arm, *, is_elsewhere: bool) -> None:
     if library is not None and not is_elsewhere and (missing := library.why_missing()):
         raise BackendUnavailable(f"{arm.backend} is {missing}")
     if arm.inner is not None:
-        _check_arm(arm.inner, is_elsewhere=is_elsewhere)
+        _check_arm_can_train(arm.inner, is_elsewhere=is_elsewhere)

@@ -209,7 +209,7 @@ def balanced_arm_orders(
     return rows[len(recorded) :]
 
 
-def devices_of_cells(
+def device_by_arm_per_seed(
     arms: Sequence[str], num_seeds: int, devices: int, seed: int, *, by_seed: bool = True
 ) -> list[dict[str, int]]:
     """Return for each seed, in order, on which of some equal devices each arm runs.
@@ -244,12 +244,12 @@ def _least_repeating_arm_order(
     arms: Sequence[str], rows: Sequence[Sequence[str]], generator: random.Random
 ) -> list[str]:
     """Return the random row that, with its reverse, repeats positions and neighbors least."""
-    before = _count_positions(rows)
+    before = _count_positions_and_predecessors(rows)
     candidates = [generator.sample(arms, len(arms)) for _ in range(CANDIDATES)]
     return min(candidates, key=lambda row: _count_repetitions(before, [row, row[::-1]]))
 
 
-def _count_positions(rows: Sequence[Sequence[str]]) -> Counter[tuple[str, int | str]]:
+def _count_positions_and_predecessors(rows: Sequence[Sequence[str]]) -> Counter[tuple[str, int | str]]:
     """Count how often each arm was at each position, and directly after each other arm."""
     places = [(arm, place) for row in rows for place, arm in enumerate(row)]
     neighbors = [(arm, previous) for row in rows for previous, arm in itertools.pairwise(row)]
@@ -257,4 +257,4 @@ def _count_positions(rows: Sequence[Sequence[str]]) -> Counter[tuple[str, int | 
 
 
 def _count_repetitions(before: Mapping[tuple[str, int | str], int], rows: Sequence[Sequence[str]]) -> int:
-    return sum(before[what] * count for what, count in _count_positions(rows).items())
+    return sum(before[what] * count for what, count in _count_positions_and_predecessors(rows).items())

@@ -28,7 +28,7 @@ from ampcompare.experiment.launch.dispatch.dispatch import DispatchingLauncher
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
 from ampcompare.experiment.launch.script.output import OutputReader
-from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
+from ampcompare.experiment.launch.script.rows import ScriptRows, rows_that_stand_for_cell
 from ampcompare.experiment.plan import Plan
 from ampcompare.results.analysis.pairing.seeding import key_of_run_start, why_seeds_are_one_run
 from ampcompare.results.records.preflight import ArmTrial, Preflight
@@ -82,7 +82,7 @@ def run_trials_of_rows(
         cells: how many will run, for the time that this may take.
     """
     begun = time.perf_counter()
-    builds = {label: _text_deciding_cell_build(cell) for label, cell in rows.items()}
+    builds = {label: _build_key_of_cell(cell) for label, cell in rows.items()}
     with tempfile.TemporaryDirectory(prefix=".preflight.", suffix=f".{os.getpid()}.tmp", dir=folder) as place:
         runner = _TrialRunner(launcher, seeds, Path(place))
         untried = runner.try_each_build(rows, builds, cells)
@@ -146,7 +146,7 @@ class _TrialRunner:
 
         def find_trial(arm: str) -> _CellTrial | None:
             other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
-            build = _text_deciding_cell_build(other)
+            build = _build_key_of_cell(other)
             if build not in self.trials and self._left >= failed.busy_seconds:
                 self._left -= self._run_trial_of_cell(other, build, self._seeds[-1]).busy_seconds
             return self.trials.get(build)
@@ -155,7 +155,7 @@ class _TrialRunner:
         for advised in failed.advice.arms:
             if _patterns_kept_by(advised) and any(map(_patterns_kept_by, able)):
                 continue  # the first that trains keeps the least
-            arm = _find_able_arm(advised, find_trial)
+            arm = _find_arm_with_finite_losses(advised, find_trial)
             able += [arm] if arm and arm not in able else []
         failed.advice = failed.advice.with_arms(able)
 
@@ -187,7 +187,7 @@ def _labels_by_remark(builds: Mapping[str, str], trials: Mapping[str, _CellTrial
     return found
 
 
-def _find_able_arm(arm: str, find_trial: Callable[[str], _CellTrial | None]) -> str | None:
+def _find_arm_with_finite_losses(arm: str, find_trial: Callable[[str], _CellTrial | None]) -> str | None:
     """Return an arm if it trains to finite losses, else the first that keeps more in fp32, as each error advises."""
     for _ in range(MAX_FOLLOWED):
         trial = find_trial(arm)
@@ -225,7 +225,7 @@ def require_trainable_arm(found: Preflight) -> None:
         raise error_of_failed_arms(found, found.failures)
 
 
-def require_own_run_of_each_seed(found: Preflight, seeds: Sequence[int]) -> None:
+def require_different_runs_by_seed(found: Preflight, seeds: Sequence[int]) -> None:
     """Check that seeds which were asked for would be runs of their own.
 
     Args:
@@ -284,7 +284,7 @@ def run_trials_of_configs(
         say(line)
 
 
-def _text_deciding_cell_build(cell: RunConfig) -> str:
+def _build_key_of_cell(cell: RunConfig) -> str:
     """Return what decides how a cell is built, as one text."""
     recipe = cell.recipe
     return repr(
@@ -406,7 +406,7 @@ def _run_trial_of_cell(cell: RunConfig, seed: int, launcher: Launcher, folder: P
         brief = brief.model_copy(update=update)
     else:
         brief = brief.model_copy(update={"saving": SavingConfig(stop_at_step=STEPS)})
-    limit = _TimeLimit(launcher)
+    limit = _CellTimeLimit(launcher)
     begun = time.perf_counter()
     with limit:
         record = launcher.launch(brief, folder, limit.note_progress)
@@ -415,14 +415,14 @@ def _run_trial_of_cell(cell: RunConfig, seed: int, launcher: Launcher, folder: P
     steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
         return _CellTrial(record, seconds, busy, steps, limit.total_steps)
-    rows = rows_of_training_process(folder)
+    rows = rows_that_stand_for_cell(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
     trial = _CellTrial(record, seconds, busy, steps, min(known, default=0), rows)
-    _require_usable_metric_matches(trial, script, folder)
+    _read_printed_metrics_of_trial(trial, script, folder)
     return trial
 
 
-class _TimeLimit:
+class _CellTimeLimit:
     """Ends the cell of a launcher that takes too long, while this is a context; notes the steps of the whole cell."""
 
     def __init__(self, launcher: Launcher) -> None:
@@ -459,7 +459,7 @@ class _TimeLimit:
         self._timer.start()
 
 
-def _require_usable_metric_matches(trial: _CellTrial, script: ScriptConfig, folder: Path) -> None:
+def _read_printed_metrics_of_trial(trial: _CellTrial, script: ScriptConfig, folder: Path) -> None:
     log = folder / CellFile.LOG
     assert trial.rows is not None
     if log.exists():

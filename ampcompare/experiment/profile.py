@@ -62,7 +62,7 @@ def profile(
     for config in options.configs:
         say(f"profiling {config.arm}")
         try:
-            found, trace = _profile_and_trace_of_arm(options, config, loop)
+            found, trace = _measure_profile_and_trace(options, config, loop)
         except AmpCompareError as error:
             if not arms:
                 raise
@@ -96,7 +96,7 @@ def profile(
     return result
 
 
-def _profile_and_trace_of_arm(
+def _measure_profile_and_trace(
     options: ProfileOptions, config: RunConfig, loop: Loop | None
 ) -> tuple[ArmProfile, Mapping[str, Any]]:
     if loop is not None:

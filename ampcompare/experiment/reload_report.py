@@ -99,7 +99,7 @@ def read_records(path: Path) -> list[RunRecord]:
 
 def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Comparison:
     records, excluded = run.read_records_and_faults()
-    plan, looks = read_plan(run), tuple(run.looks())
+    plan, looks = read_plan(run), tuple(run.read_looks())
     if plan is None:
         for record in records[1:]:
             if apart := changed_settings(records[0].config, record.config):
@@ -141,7 +141,7 @@ def _summary_at_last_look(
     run = journal.run
     try:
         with run.lock().acquire(timeout=0):
-            journal = replace(journal, looks=tuple(run.looks()))
+            journal = replace(journal, looks=tuple(run.read_looks()))
             return journal.append_last_look(summarize(journal.sequential_design(records)))
     except Timeout:
         raise ConfigError(

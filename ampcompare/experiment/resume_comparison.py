@@ -166,28 +166,28 @@ def run_error_text(record: Path, text: str = "") -> str:
     return next(iter(errors), lines[-1] if lines else "it wrote nothing")
 
 
-def compare_traces(whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> ResumptionComparison:
+def compare_traces(unbroken: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> ResumptionComparison:
     """Compare a run without a break with the steps of one that was started again behind `broken.stopped` steps."""
     assert broken.stopped is not None
     at = broken.stopped
-    if resumed.steps and at and _is_started_from_scratch(whole, resumed, at):
+    if resumed.steps and at and _is_started_from_scratch(unbroken, resumed, at):
         found = [
             RoleDifference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))
         ]
-        answer, parted = ResumptionAnswer.NOT_RESUMED, distance_of_last_losses(whole, resumed)
+        answer, parted = ResumptionAnswer.NOT_RESUMED, distance_of_last_losses(unbroken, resumed)
     else:
-        found = _first_difference_of_each_role(whole, at, broken, resumed)
-        answer = _answer_from_differences(found, whole, at, resumed)
+        found = _first_difference_of_each_role(unbroken, at, broken, resumed)
+        answer = _answer_from_differences(found, unbroken, at, resumed)
         # those of other steps tell nothing
-        parted = None if resumed.error else distance_of_last_losses(whole, resumed)
-    return ResumptionComparison(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
+        parted = None if resumed.error else distance_of_last_losses(unbroken, resumed)
+    return ResumptionComparison(answer, at, len(unbroken.steps), len(resumed.steps), tuple(found), parted)
 
 
 def _first_difference_of_each_role(
-    whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
+    unbroken: ResumeTrace, break_step: int, broken: ResumeTrace, resumed: ResumeTrace
 ) -> list[RoleDifference]:
     """Return the first difference of each role, those of the first steps first."""
-    shift = _num_steps_count_is_behind(whole, at, resumed)
+    shift = _num_steps_count_is_behind(unbroken, break_step, resumed)
     found: list[RoleDifference] = []
     for role in ROLES:
         if role == "steps":
@@ -195,64 +195,66 @@ def _first_difference_of_each_role(
         if (
             shift
             and role in ("batches", "learning rate")
-            and _is_role_shifted(role, whole, at, resumed, shift)
+            and _is_role_shifted(role, unbroken, break_step, resumed, shift)
         ):
             continue
-        difference = _first_difference_of_role(role, whole, at, broken, resumed)
+        difference = _first_difference_of_role(role, unbroken, break_step, broken, resumed)
         if difference is not None:
             found.append(difference)
-    if lost := _num_lost_forward_passes(whole, at, resumed):
+    if lost := _num_lost_forward_passes(unbroken, break_step, resumed):
         drawn = ("learning rate", "options", "batches", "generators")
-        found = [one for one in found if one.step > at + 1 or one.role not in drawn]
-        text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
+        found = [one for one in found if one.step > break_step + 1 or one.role not in drawn]
+        text = f"{lost} of {len(unbroken.steps[break_step].batches)} forward passes left out"
         found.append(
-            RoleDifference("steps", at + 1, text, f"{MIDDLE}{_line_of_last_row_in_brackets(broken.saves)}")
+            RoleDifference(
+                "steps", break_step + 1, text, f"{MIDDLE}{_line_of_last_row_in_brackets(broken.saves)}"
+            )
         )
-    made, left = len(resumed.steps), len(whole.steps[at:])
+    made, left = len(resumed.steps), len(unbroken.steps[break_step:])
     text = f"{made} steps where {left} were left"
     if shift:
-        found.append(RoleDifference("steps", at + 1, text, _why_role_is_shifted(shift, at)))
+        found.append(RoleDifference("steps", break_step + 1, text, _why_role_is_shifted(shift, break_step)))
     elif made != left and not resumed.error:
-        found.append(RoleDifference("steps", at + 1 + min(made, left), text, _why_steps_differ()))
+        found.append(RoleDifference("steps", break_step + 1 + min(made, left), text, _why_steps_differ()))
     return sorted(found, key=lambda one: (one.step, ROLES.index(one.role)))
 
 
 def _answer_from_differences(
-    found: list[RoleDifference], whole: ResumeTrace, at: int, resumed: ResumeTrace
+    found: list[RoleDifference], unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace
 ) -> ResumptionAnswer:
     """Return what the differences come to: a generator that nothing draws from changes nothing."""
     others = [one for one in found if one.role != "generators"]
     if not others:
         return ResumptionAnswer.EXACT
-    is_whole = not {one.role for one in found if one.step == at + 1} & set(RESTORED)
+    is_whole = not {one.role for one in found if one.step == break_step + 1} & set(RESTORED)
     if not is_whole or others[0].role != "batches":  # generators aside, which draw them
         return ResumptionAnswer.DIFFERS
     return (
         ResumptionAnswer.DIFFERS
-        if _trains_samples_that_whole_run_lacks(whole, resumed)
+        if _trains_samples_that_whole_run_lacks(unbroken, resumed)
         else ResumptionAnswer.DATA_ORDER
     )
 
 
-def _trains_samples_that_whole_run_lacks(whole: ResumeTrace, resumed: ResumeTrace) -> bool:
+def _trains_samples_that_whole_run_lacks(unbroken: ResumeTrace, resumed: ResumeTrace) -> bool:
     """Return whether a script that was started again trains samples that the run without a break has not seen.
 
     Those of an augmentation that is not restored are others, and those of a sampler may be.
     """
-    seen = {sample for step in whole.steps for sample in step.samples}
+    seen = {sample for step in unbroken.steps for sample in step.samples}
     return not {sample for step in resumed.steps for sample in step.samples} <= seen
 
 
-def _num_steps_count_is_behind(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
+def _num_steps_count_is_behind(unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace) -> int:
     """Return by how many steps the count of a script is behind that of the run without a break; 0 if it is not.
 
     Its batches are then those of steps so much earlier, and it trains so many steps more.
     """
-    shift = len(resumed.steps) - (len(whole.steps) - at)
-    if not shift or not 0 <= at - shift < len(whole.steps) or (shift < 0 and resumed.error):
+    shift = len(resumed.steps) - (len(unbroken.steps) - break_step)
+    if not shift or not 0 <= break_step - shift < len(unbroken.steps) or (shift < 0 and resumed.error):
         return 0
-    pairs = list(zip(whole.steps[at - shift :], resumed.steps, strict=False))
-    unshifted = list(zip(whole.steps[at:], resumed.steps, strict=False))
+    pairs = list(zip(unbroken.steps[break_step - shift :], resumed.steps, strict=False))
+    unshifted = list(zip(unbroken.steps[break_step:], resumed.steps, strict=False))
     for numbers in (_digests_of_first_batch, _learning_rates_of_step):  # either goes by the script's count
         is_same = bool(pairs) and all(numbers(one) == numbers(other) for one, other in pairs)
         if is_same and any(numbers(one) != numbers(other) for one, other in unshifted):
@@ -269,31 +271,36 @@ def _learning_rates_of_step(step: TracedStep) -> Any:
     return step.value_of_role("learning rate")
 
 
-def _num_lost_forward_passes(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
+def _num_lost_forward_passes(unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace) -> int:
     """Return how many forward passes at the begin of the step behind the break were made before the script saved."""
     has_ended = bool(resumed.steps) and resumed.steps[0].has_ended
-    due, given = whole.steps[at].batches, resumed.steps[0].batches if has_ended else []
+    due, given = unbroken.steps[break_step].batches, resumed.steps[0].batches if has_ended else []
     lost = len(due) - len(given)
     return lost if given and lost > 0 and due[lost:] == given != due[: len(given)] else 0
 
 
-def _is_role_shifted(role: str, whole: ResumeTrace, at: int, resumed: ResumeTrace, shift: int) -> bool:
-    return bool(whole.steps[at - shift].value_of_role(role) == resumed.steps[0].value_of_role(role))
+def _is_role_shifted(
+    role: str, unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace, shift: int
+) -> bool:
+    return bool(
+        unbroken.steps[break_step - shift].value_of_role(role) == resumed.steps[0].value_of_role(role)
+    )
 
 
-def _why_role_is_shifted(shift: int, at: int) -> str:
+def _why_role_is_shifted(shift: int, break_step: int) -> str:
+    is_off = "the count of steps, or the place in the epoch, is"
     if shift == 1:
-        return f"step {at} is made again: the count of steps, or the place in the epoch, is off by one"
+        return f"step {break_step} is made again: {is_off} off by one"
     if shift == -1:
-        return f"step {at + 1} is left out: the count of steps, or the place in the epoch, is off by one"
+        return f"step {break_step + 1} is left out: {is_off} off by one"
     if shift > 0:
-        return f"steps {at - shift + 1} to {at} are made again: the count of steps, or the place in the epoch, is older"
-    return f"steps {at + 1} to {at - shift} are left out: the count of steps, or the place in the epoch, is ahead"
+        return f"steps {break_step - shift + 1} to {break_step} are made again: {is_off} older"
+    return f"steps {break_step + 1} to {break_step - shift} are left out: {is_off} ahead"
 
 
-def _is_started_from_scratch(whole: ResumeTrace, resumed: ResumeTrace, at: int) -> bool:
-    first, begun = resumed.steps[0].state["weights"], whole.steps[0].state["weights"]
-    return bool(first == begun != whole.steps[min(at, len(whole.steps) - 1)].state["weights"])
+def _is_started_from_scratch(unbroken: ResumeTrace, resumed: ResumeTrace, break_step: int) -> bool:
+    first, begun = resumed.steps[0].state["weights"], unbroken.steps[0].state["weights"]
+    return bool(first == begun != unbroken.steps[min(break_step, len(unbroken.steps) - 1)].state["weights"])
 
 
 def _why_not_resumed(broken: ResumeTrace, resumed: ResumeTrace) -> str:
@@ -308,9 +315,9 @@ def _why_steps_differ() -> str:
     return "the script does not continue its count of steps or epochs"
 
 
-def distance_of_last_losses(whole: ResumeTrace, other: ResumeTrace) -> float | None:
+def distance_of_last_losses(unbroken: ResumeTrace, other: ResumeTrace) -> float | None:
     """Return how far the losses of the last steps are apart, relative to that without a break; None if one has none."""
-    first, second = (trace.steps[-1].losses[-1:] if trace.steps else [] for trace in (whole, other))
+    first, second = (trace.steps[-1].losses[-1:] if trace.steps else [] for trace in (unbroken, other))
     for one, two in zip(first, second, strict=False):
         if one is not None and two is not None:
             return abs(two - one) / max(abs(one), 1e-12)
@@ -318,11 +325,11 @@ def distance_of_last_losses(whole: ResumeTrace, other: ResumeTrace) -> float | N
 
 
 def _first_difference_of_role(
-    role: str, whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
+    role: str, unbroken: ResumeTrace, break_step: int, broken: ResumeTrace, resumed: ResumeTrace
 ) -> RoleDifference | None:
     if role == "averages":
-        return _first_differing_average(whole, at, broken, resumed)
-    for index, (first, second) in enumerate(zip(whole.steps[at:], resumed.steps, strict=False)):
+        return _first_differing_average(unbroken, break_step, broken, resumed)
+    for index, (first, second) in enumerate(zip(unbroken.steps[break_step:], resumed.steps, strict=False)):
         if not second.has_ended and role in ("batches", "loss"):
             break
         if role == "weights" and first.value_of_role("masters") and not _has_masters(resumed):
@@ -338,11 +345,11 @@ def _first_difference_of_role(
             if (
                 role == "masters"
                 and index
-                and (half := _remade_masters_type(whole.steps[at], resumed.steps[0]))
+                and (half := _remade_masters_type(unbroken.steps[break_step], resumed.steps[0]))
             ):
-                return RoleDifference(role, at + 1, what, MADE_AGAIN.format(half))
-            cause = _why_role_differs(role, what, at + index, at, whole, broken, resumed)
-            return RoleDifference(role, at + index + 1, what, cause)
+                return RoleDifference(role, break_step + 1, what, MADE_AGAIN.format(half))
+            cause = _why_role_differs(role, what, break_step + index, break_step, unbroken, broken, resumed)
+            return RoleDifference(role, break_step + index + 1, what, cause)
     return None
 
 
@@ -359,27 +366,28 @@ def _has_masters(trace: ResumeTrace) -> bool:
 
 
 def _first_differing_average(
-    whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
+    unbroken: ResumeTrace, break_step: int, broken: ResumeTrace, resumed: ResumeTrace
 ) -> RoleDifference | None:
     """Return the first copy of the weights that follows them from step to step, and is another one at the break.
 
     One that is still equal a step later, or that the script fills only behind its first step, is none.
     """
     names = (
-        whole.steps[at].value_of_role("averages").keys() & resumed.steps[0].value_of_role("averages").keys()
+        unbroken.steps[break_step].value_of_role("averages").keys()
+        & resumed.steps[0].value_of_role("averages").keys()
         if resumed.steps
         else ()
     )
     for name in sorted(names):
-        values = [step.value_of_role("averages").get(name, {}).get("values") for step in whole.steps]
+        values = [step.value_of_role("averages").get(name, {}).get("values") for step in unbroken.steps]
         changes = sum(one != other for one, other in itertools.pairwise(values))
-        pairs = zip(values[at:], resumed.steps[:2], strict=False)
+        pairs = zip(values[break_step:], resumed.steps[:2], strict=False)
         if 2 * changes >= len(values) and all(
             one != step.value_of_role("averages").get(name, {}).get("values") for one, step in pairs
         ):
             cause = "the average of the weights is not restored: it is not in the file, or not loaded"
             return RoleDifference(
-                "averages", at + 1, name, f"{cause}{_line_of_last_row_in_brackets(broken.saves)}"
+                "averages", break_step + 1, name, f"{cause}{_line_of_last_row_in_brackets(broken.saves)}"
             )
     return None
 
@@ -397,26 +405,28 @@ def _remade_masters_type(due: TracedStep, first: TracedStep) -> str:
     return ""
 
 
-def _names_of_differing_moments(whole: dict[str, Any], resumed: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _names_of_differing_moments(
+    unbroken: dict[str, Any], resumed: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Yield the moments that differ, of parameters that both runs have: the parameter, and the key of the moment."""
-    for name in whole:
+    for name in unbroken:
         if name not in resumed:
             continue
-        for key, value in whole[name].items():
+        for key, value in unbroken[name].items():
             if resumed[name].get(key, {}).get("values") != value["values"]:
                 yield name, key
 
 
-def _first_differing_tensor_name(role: str, whole: dict[str, Any], resumed: dict[str, Any]) -> str:
+def _first_differing_tensor_name(role: str, unbroken: dict[str, Any], resumed: dict[str, Any]) -> str:
     """Return the name of a tensor that differs, the most telling one, the first; "" if none does.
 
     Models that a step has not called yet, and optimizers that are not made yet, are left out.
     """
     if role == "moments":
-        apart = sorted(_names_of_differing_moments(whole, resumed), key=lambda one: one[1] in COUNTS)
+        apart = sorted(_names_of_differing_moments(unbroken, resumed), key=lambda one: one[1] in COUNTS)
         return f"{apart[0][1]} of {apart[0][0]}" if apart else ""
-    both = sorted(whole.keys() & resumed.keys())
-    names = [name for name in both if whole[name]["values"] != resumed[name]["values"]]
+    both = sorted(unbroken.keys() & resumed.keys())
+    names = [name for name in both if unbroken[name]["values"] != resumed[name]["values"]]
     return min(names, key=lambda name: name.partition(" of model ")[0].endswith(COUNTS), default="")
 
 
@@ -444,28 +454,28 @@ class _OptionChangedByResume:
         return f"{self.name}{place}: {given} in place of {due}"
 
 
-def _first_changed_option(whole: list[Any], resumed: list[Any]) -> _OptionChangedByResume | None:
-    return next(_options_changed_by_resume(whole, resumed), None)
+def _first_changed_option(unbroken: list[Any], resumed: list[Any]) -> _OptionChangedByResume | None:
+    return next(_options_changed_by_resume(unbroken, resumed), None)
 
 
-def _options_changed_by_resume(whole: list[Any], resumed: list[Any]) -> Iterator[_OptionChangedByResume]:
+def _options_changed_by_resume(unbroken: list[Any], resumed: list[Any]) -> Iterator[_OptionChangedByResume]:
     """Yield the options that differ, of those that both runs have."""
-    for optimizer, (due, given) in enumerate(zip(whole, resumed, strict=False)):
+    for optimizer, (due, given) in enumerate(zip(unbroken, resumed, strict=False)):
         for group, (one, other) in enumerate(zip(due, given, strict=False)):
             for name in one:
                 if name in other and one[name] != other[name]:
-                    several = len(due) > 1, len(whole) > 1
+                    several = len(due) > 1, len(unbroken) > 1
                     yield _OptionChangedByResume(name, optimizer, group, one[name], other[name], *several)
 
 
-def _resumed_difference_text(role: str, whole: Any, resumed: Any) -> str:
+def _resumed_difference_text(role: str, unbroken: Any, resumed: Any) -> str:
     if role == "batches":
         return "another batch"
     if role == "generators":
-        return ", ".join(name for name in whole if whole[name] != resumed.get(name))
-    pairs = [(a, b) for a, b in zip(whole, resumed, strict=False) if a != b]
+        return ", ".join(name for name in unbroken if unbroken[name] != resumed.get(name))
+    pairs = [(a, b) for a, b in zip(unbroken, resumed, strict=False) if a != b]
     if not pairs:
-        return f"{len(whole)} values, then {len(resumed)}"
+        return f"{len(unbroken)} values, then {len(resumed)}"
     if role == "loss scale":
         (scale, count), (scale_then, count_then) = pairs[0]
         if scale == scale_then:
@@ -483,32 +493,38 @@ def _resumed_difference_text(role: str, whole: Any, resumed: Any) -> str:
 
 
 def _why_role_differs(
-    role: str, what: str, index: int, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
+    role: str,
+    what: str,
+    index: int,
+    break_step: int,
+    unbroken: ResumeTrace,
+    broken: ResumeTrace,
+    resumed: ResumeTrace,
 ) -> str:
     """Return why a role differs in the step of an index, where that can be told."""
-    if index != at:
-        return _why_role_differs_later(role, index, at, whole, broken, resumed)
-    first, second = whole.steps[at], resumed.steps[0]
+    if index != break_step:
+        return _why_role_differs_later(role, index, break_step, unbroken, broken, resumed)
+    first, second = unbroken.steps[break_step], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
         values = _both_values_of_role(role, first, second, resumed)
         rounded = _why_tensors_differ(role, *values, broken, has_masters=_has_masters(resumed))
         average = _name_of_average_taken_as_weights(first, second) if role == "weights" else ""
         if average:
             return f"weights are those of the average {average}{_line_of_last_row_in_brackets(resumed.loads)}"
-        return rounded or _why_tensors_are_older(role, at, whole, broken, resumed)
+        return rounded or _why_tensors_are_older(role, break_step, unbroken, broken, resumed)
     if role == "moments":
         known = _why_moments_differ(first.value_of_role(role), second.value_of_role(role), broken, resumed)
-        return known or _why_tensors_are_older(role, at, whole, broken, resumed)
+        return known or _why_tensors_are_older(role, break_step, unbroken, broken, resumed)
     if role == "loss scale":
         pairs = zip(first.value_of_role(role), second.value_of_role(role), strict=False)
         place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
-        begins = second.value_of_role(role) == whole.steps[0].value_of_role(role)
+        begins = second.value_of_role(role) == unbroken.steps[0].value_of_role(role)
         return _why_state_differs("scaler", begins, broken, resumed, place)
     if role == "learning rate":
-        begins = second.value_of_role(role) == whole.steps[0].value_of_role(role)
-        then = None if begins else _step_of_resumed_rates(whole, at, resumed)
+        begins = second.value_of_role(role) == unbroken.steps[0].value_of_role(role)
+        then = None if begins else _step_of_resumed_rates(unbroken, break_step, resumed)
         if then is not None:
-            return _why_schedule_resumes_elsewhere(then, at, broken, resumed)
+            return _why_schedule_resumes_elsewhere(then, break_step, broken, resumed)
         return _why_state_differs("scheduler", begins, broken, resumed)
     if (
         role == "options"
@@ -516,51 +532,61 @@ def _why_role_differs(
         is not None
     ):
         begins = option in _options_changed_by_resume(
-            first.value_of_role(role), whole.steps[0].value_of_role(role)
+            first.value_of_role(role), unbroken.steps[0].value_of_role(role)
         )
         return _why_state_differs("optimizer", begins, broken, resumed, option.optimizer, of="options")
     if role == "batches":
-        return _why_batches_differ(index, at, whole, resumed)
-    return _why_loss_differs(index, whole, at, resumed) if role == "loss" else ""
+        return _why_batches_differ(index, break_step, unbroken, resumed)
+    return _why_loss_differs(index, unbroken, break_step, resumed) if role == "loss" else ""
 
 
 def _why_role_differs_later(
-    role: str, index: int, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
+    role: str, index: int, break_step: int, unbroken: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return why a role differs in a step behind the first one of a script that was started again."""
     if role in ("weights", "moments", "masters", "loss") and (
-        kept := _type_difference_text(whole.steps[at], resumed.steps[0])
+        kept := _type_difference_text(unbroken.steps[break_step], resumed.steps[0])
     ):
         return kept
     if role == "learning rate":
-        begins = whole.steps[index - at].value_of_role(role) == resumed.steps[index - at].value_of_role(role)
+        begins = unbroken.steps[index - break_step].value_of_role(role) == resumed.steps[
+            index - break_step
+        ].value_of_role(role)
         return _why_state_differs("scheduler", begins, broken, resumed, only_missing=True)
-    if whole.steps[index].value_of_role("weights") != resumed.steps[index - at].value_of_role("weights"):
+    if unbroken.steps[index].value_of_role("weights") != resumed.steps[index - break_step].value_of_role(
+        "weights"
+    ):
         return ""  # what has led to these
     if role == "batches":
-        return _why_batches_differ(index, at, whole, resumed)
-    return _why_loss_differs(index, whole, at, resumed) if role == "loss" else ""
+        return _why_batches_differ(index, break_step, unbroken, resumed)
+    return _why_loss_differs(index, unbroken, break_step, resumed) if role == "loss" else ""
 
 
-def _step_of_resumed_rates(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int | None:
+def _step_of_resumed_rates(unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace) -> int | None:
     """Return the step without a break from which on the rates are those of the script that was started again."""
     rates = [_learning_rates_of_step(step) for step in resumed.steps]
-    due = [_learning_rates_of_step(step) for step in whole.steps]
+    due = [_learning_rates_of_step(step) for step in unbroken.steps]
     fitting = [
         then for then in range(1, len(due)) if all(a == b for a, b in zip(due[then:], rates, strict=False))
     ]
-    return min((then for then in fitting if then != at), key=lambda then: abs(then - at), default=None)
+    return min(
+        (then for then in fitting if then != break_step),
+        key=lambda then: abs(then - break_step),
+        default=None,
+    )
 
 
-def _why_schedule_resumes_elsewhere(then: int, at: int, broken: ResumeTrace, resumed: ResumeTrace) -> str:
+def _why_schedule_resumes_elsewhere(
+    then: int, break_step: int, broken: ResumeTrace, resumed: ResumeTrace
+) -> str:
     """Return why the schedule resumes from another step than that of an index, at which the script was stopped."""
-    steps = f"{abs(then - at)} step{'s' * (abs(then - at) != 1)}"
+    steps = f"{abs(then - break_step)} step{'s' * (abs(then - break_step) != 1)}"
     restored = [row["line"] for row in resumed.restored if row["what"] == "scheduler"]
-    if then > at and restored:
+    if then > break_step and restored:
         return (
             f"the schedule is {steps} ahead: it is stepped again behind {restored[-1]}, which loads its state"
         )
-    place = f"the schedule is {steps} {'ahead' if then > at else 'behind'}"
+    place = f"the schedule is {steps} {'ahead' if then > break_step else 'behind'}"
     return _why_state_differs("scheduler", False, broken, resumed, place=place)
 
 
@@ -571,10 +597,10 @@ def _name_of_average_taken_as_weights(due: TracedStep, given: TracedStep) -> str
     return next((name for name in sorted(averages) if averages[name]["values"] in apart), "")
 
 
-def _type_difference_text(whole: TracedStep, resumed: TracedStep) -> str:
+def _type_difference_text(unbroken: TracedStep, resumed: TracedStep) -> str:
     """Return which tensors have the due values, in another type; "" if none has."""
     for role in ("masters", "weights", "moments"):
-        due, given = (_tensors_of_role(role, step) for step in (whole, resumed))
+        due, given = (_tensors_of_role(role, step) for step in (unbroken, resumed))
         for name in due.keys() & given.keys():
             before, then = (each.get("dtype", "float32") for each in (due[name], given[name]))
             if before != then:
@@ -593,10 +619,10 @@ def _type_of_rounded_tensors(pairs: list[tuple[dict[str, str], dict[str, str]]])
 
 
 def _why_tensors_differ(
-    role: str, whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, *, has_masters: bool
+    role: str, unbroken: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, *, has_masters: bool
 ) -> str:
-    both = sorted(whole.keys() & resumed.keys())
-    half = _type_of_rounded_tensors([(whole[name], resumed[name]) for name in both])
+    both = sorted(unbroken.keys() & resumed.keys())
+    half = _type_of_rounded_tensors([(unbroken[name], resumed[name]) for name in both])
     saved = broken.saves[-1]["line"] if broken.saves else ""
     if half and role == "masters":
         return (
@@ -610,13 +636,15 @@ def _why_tensors_differ(
 
 
 def _why_tensors_are_older(
-    role: str, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
+    role: str, break_step: int, unbroken: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return why tensors are those of an earlier step: an older file, or one that was written before they changed."""
-    due, given = (_digests_by_tensor_name(role, step) for step in (whole.steps[at], resumed.steps[0]))
+    due, given = (
+        _digests_by_tensor_name(role, step) for step in (unbroken.steps[break_step], resumed.steps[0])
+    )
     apart = [name for name in due.keys() & given.keys() if due[name] != given[name]]
-    for then in reversed(range(at)):
-        earlier = _digests_by_tensor_name(role, whole.steps[then])
+    for then in reversed(range(break_step)):
+        earlier = _digests_by_tensor_name(role, unbroken.steps[then])
         if not apart or any(earlier.get(name) != given[name] for name in apart):
             continue
         last = {row["path"]: row for row in broken.saves}
@@ -652,38 +680,38 @@ def _tensors_of_role(role: str, step: TracedStep) -> dict[str, Any]:
     return {f"{key} of {name}": each for name, state in values.items() for key, each in state.items()}
 
 
-def _are_moments_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
+def _are_moments_permuted(unbroken: dict[str, Any], resumed: dict[str, Any]) -> bool:
     """Return whether the moments are the saved ones, of other parameters."""
-    both = whole.keys() & resumed.keys()
+    both = unbroken.keys() & resumed.keys()
 
     def count(found: dict[str, Any]) -> Counter[tuple[str, Any]]:
         return Counter((key, each["values"]) for name in both for key, each in found[name].items())
 
-    saved = count(whole)
+    saved = count(unbroken)
     return bool(saved) and saved == count(resumed)
 
 
 def _why_moments_differ(
-    whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, again: ResumeTrace
+    unbroken: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, again: ResumeTrace
 ) -> str:
-    both = [name for name in whole if name in resumed]
+    both = [name for name in unbroken if name in resumed]
     owners = {name: name.partition(" of optimizer ")[2] for name in both}
     empty = {owner for owner in owners.values()
-             if all(whole[name] and not resumed[name] for name in both if owners[name] == owner)}  # fmt: skip
+             if all(unbroken[name] and not resumed[name] for name in both if owners[name] == owner)}  # fmt: skip
     if empty:
         number = int(min(empty) or 1) - 1
         return _why_state_differs("optimizer", True, broken, again, number)
-    if _are_moments_permuted(whole, resumed):
+    if _are_moments_permuted(unbroken, resumed):
         return "moments are those of other parameters: the optimizer is given its parameters in another order"
     pairs = [
         (value, resumed[name][key])
         for name in both
-        for key, value in whole[name].items()
+        for key, value in unbroken[name].items()
         if key in resumed[name]
     ]
     if half := _type_of_rounded_tensors(pairs):
         return _why_moments_are_rounded(half, both, pairs, broken, again)
-    apart = {key for _, key in _names_of_differing_moments(whole, resumed)}
+    apart = {key for _, key in _names_of_differing_moments(unbroken, resumed)}
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
 
@@ -772,31 +800,31 @@ def _line_of_last_row_in_brackets(rows: list[dict[str, Any]]) -> str:
     return f" ({rows[-1]['line']})" if rows else ""
 
 
-def _why_batches_differ(index: int, at: int, whole: ResumeTrace, resumed: ResumeTrace) -> str:
-    given = resumed.steps[index - at].batches
-    earlier = [number for number, step in enumerate(whole.steps[:at]) if step.batches == given]
+def _why_batches_differ(index: int, break_step: int, unbroken: ResumeTrace, resumed: ResumeTrace) -> str:
+    given = resumed.steps[index - break_step].batches
+    earlier = [number for number, step in enumerate(unbroken.steps[:break_step]) if step.batches == given]
     if earlier:
         return f"the sampler starts its epoch again: these are the batches of step {earlier[-1] + 1}"
-    later = [number for number, step in enumerate(whole.steps) if number > index and step.batches == given]
+    later = [number for number, step in enumerate(unbroken.steps) if number > index and step.batches == given]
     if later:
         return f"batches are left out: these are those of step {later[0] + 1}"
-    seen = Counter(batch for step in whole.steps for batch in step.batches)
+    seen = Counter(batch for step in unbroken.steps for batch in step.batches)
     if all(batch in seen for step in resumed.steps for batch in step.batches):
         return "the batches come in another order"
     at_step = (
-        whole.steps[index].value_of_role("generators"),
-        resumed.steps[index - at].value_of_role("generators"),
+        unbroken.steps[index].value_of_role("generators"),
+        resumed.steps[index - break_step].value_of_role("generators"),
     )
     names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
     others = f" ({names})" * bool(names)
-    if _trains_samples_that_whole_run_lacks(whole, resumed):
+    if _trains_samples_that_whole_run_lacks(unbroken, resumed):
         return f"samples are others: generators from which a sampler or an augmentation draws are not restored{others}"
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 
 
-def _why_loss_differs(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
+def _why_loss_differs(index: int, unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace) -> str:
     """Return why the same weights and batches have another loss: another scale by a power of two, or random numbers."""
-    first, second = whole.steps[index], resumed.steps[index - at]
+    first, second = unbroken.steps[index], resumed.steps[index - break_step]
     if any(first.value_of_role(role) != second.value_of_role(role) for role in (*RESTORED, "batches")):
         return ""
     pairs = zip(first.losses, second.losses, strict=False)
@@ -804,11 +832,11 @@ def _why_loss_differs(index: int, whole: ResumeTrace, at: int, resumed: ResumeTr
     factor = factors.pop() if len(factors) == 1 else 0.0
     if abs(math.frexp(factor)[0]) == 0.5:
         return f"the loss is {factor:g} times as large: a loss scale of the script's own is not the one that it was"
-    return _why_generators_differ(index, whole, at, resumed)
+    return _why_generators_differ(index, unbroken, break_step, resumed)
 
 
-def _why_generators_differ(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
-    first, second = whole.steps[index], resumed.steps[index - at]
+def _why_generators_differ(index: int, unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace) -> str:
+    first, second = unbroken.steps[index], resumed.steps[index - break_step]
     names = _resumed_difference_text(
         "generators", first.value_of_role("generators"), second.value_of_role("generators")
     )

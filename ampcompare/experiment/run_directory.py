@@ -344,7 +344,7 @@ class RunDirectory:
                 return other, reused
         return config, found
 
-    def looks(self) -> list[Look]:
+    def read_looks(self) -> list[Look]:
         """Return the looks at the runs, in order; none where there is no journal. A damaged line is a `RecordError`."""
         path = self.journal_file
         if not os.path.lexists(path):

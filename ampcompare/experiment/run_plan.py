@@ -28,8 +28,8 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.contract import Launcher, Progress, record_of_failed_cell
 from ampcompare.experiment.launch.dispatch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer, PlanOutline
-from ampcompare.experiment.plan import Plan, devices_of_cells
-from ampcompare.experiment.preflight import preflight, require_own_run_of_each_seed, require_trainable_arm
+from ampcompare.experiment.plan import Plan, device_by_arm_per_seed
+from ampcompare.experiment.preflight import preflight, require_different_runs_by_seed, require_trainable_arm
 from ampcompare.experiment.run_directory import ReusableRecord, RunDirectory, StoredPlan, record_with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.results.analysis.inference.terms import Terms
@@ -158,14 +158,14 @@ class RunningPlan:
         run.make()
         self.run = run
         plan = run.plan_in_recorded_order(plan)
-        looks = tuple(run.looks())
+        looks = tuple(run.read_looks())
         self._known: Sequence[ReusableRecord] = [ReusableRecord(None, "")] * len(plan.cells)
         if any(cell.stack is not None for cell in plan.cells):
             # it imports torch
-            from ampcompare.experiment.launch.script.stacks import make_record_of_recorded_cell
+            from ampcompare.experiment.launch.script.stacks import write_record_of_recorded_cell
 
             for cell in plan.cells:
-                make_record_of_recorded_cell(cell, run.cell_folder(cell), observer.note)
+                write_record_of_recorded_cell(cell, run.cell_folder(cell), observer.note)
         if not force:
             # Timing rounds are made by this launcher, with cells that it has trained.
             others = (
@@ -227,7 +227,7 @@ class RunningPlan:
         if not self.done_records():
             require_trainable_arm(found)
             if are_seeds_asked:
-                require_own_run_of_each_seed(found, self.plan.seeds)
+                require_different_runs_by_seed(found, self.plan.seeds)
         self._refused = {label: trial for label, trial in found.arms.items() if trial.error}
         self.observer.preflight(
             found.summary_lines([self.plan.labels[index] for index in self.indices_to_run(self._every)])
@@ -268,7 +268,7 @@ class RunningPlan:
         self._starts[cell.index] = record.started or cell.started
         self._replace_records({cell.index: record})
         if self.plan.timing_rounds or self.indices_to_run(self._every):
-            self.write_report_on_the_way()
+            self.write_interim_report()
         self.observer.end(record, reused=False)
         if record.status == "interrupted":
             label = self.plan.labels[cell.index]
@@ -296,7 +296,7 @@ class RunningPlan:
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
         self._replace_records(timed)
         if timed and self.indices_to_run(self._every):
-            self.write_report_on_the_way()
+            self.write_interim_report()
 
     def save(self, *, test: bool = False) -> Comparison:
         """Sum up, and write the report and the order in which the cells have run; once for the same records.
@@ -325,7 +325,7 @@ class RunningPlan:
         self._saved = comparison
         return comparison
 
-    def write_report_on_the_way(self) -> None:
+    def write_interim_report(self) -> None:
         """Write the order in which the cells have run, and the report, if there is one."""
         if self._write is None:
             self._write_cell_order()
@@ -486,7 +486,9 @@ class CellRunner:
         if not isinstance(self.running.launcher, LauncherPool) or not self.running.launcher.are_equal:
             return [deque(indices)] * self.jobs
         plan = self.running.plan
-        rows = devices_of_cells(plan.arms, len(plan.seeds), self.jobs, plan.order_seed, by_seed=self.by_seed)
+        rows = device_by_arm_per_seed(
+            plan.arms, len(plan.seeds), self.jobs, plan.order_seed, by_seed=self.by_seed
+        )
         of_seed = dict(zip(plan.seeds, rows, strict=True))
         queues: list[deque[int]] = [deque() for _ in range(self.jobs)]
         for index in indices:

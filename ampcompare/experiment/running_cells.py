@@ -215,7 +215,7 @@ class RunningCells:
         number = next(
             (n for n, cell in self._running.items() if cell.digest == record.cell), min(self._running)
         )
-        cell = self._view_of_cell(self._running[number], now)
+        cell = self._update_cell_view(self._running[number], now)
         del self._running[number]
         self.done += 1
         # else an earlier call has made a part of it
@@ -229,7 +229,9 @@ class RunningCells:
         matrix = MatrixProgress(
             self.done, self.total, made / max(1, self.total), now - self._began, self._seconds_left(now)
         )
-        return [self._view_of_cell(self._running[number], now) for number in sorted(self._running)], matrix
+        return [
+            self._update_cell_view(self._running[number], now) for number in sorted(self._running)
+        ], matrix
 
     def _seconds_left(self, now: float) -> float | None:
         """Return how long all cells will still take; None while nothing is known of any."""
@@ -259,7 +261,7 @@ class RunningCells:
             costs |= {label: statistics.fmean(seconds) for label, seconds in known.items()}
         return costs
 
-    def _view_of_cell(self, cell: CellView, now: float) -> CellView:
+    def _update_cell_view(self, cell: CellView, now: float) -> CellView:
         cost = self._seconds_by_arm(now).get(cell.label)
         cell.seconds = now - cell.began
         cell.left = None if cost is None else self._seconds_left_of_cell(cell, cost, now)

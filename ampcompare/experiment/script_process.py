@@ -116,7 +116,7 @@ def trace_script_in_child(
                 if found.has_ampcompare and not found.apex_version:
                     place = f"{ENGINE} {place}"
                 environment = environment_without_own_python(environment)
-            code, text = run_command(command, environment)
+            code, text = run_command_with_time_limit(command, environment)
         _refuse_failed_run(code, text, _name_of_run(rewrite, opt_level, stack), folder)
         if stack is not None and first_weights is not None and made.exists():
             shutil.move(made, first_weights)
@@ -162,7 +162,7 @@ def _refuse_failed_run(code: int | None, text: str, which: str, folder: Path) ->
         raise LaunchError(f"{which} ended with exit code {code}: {why}")
 
 
-def run_command(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
+def run_command_with_time_limit(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
     """Return the exit code of a command, None if it was ended after `TIME_LIMIT`, and its errors.
 
     They go to a file: what a script leaves behind, which is ended as well, would hold a pipe open.

@@ -27,7 +27,7 @@ from ampcompare.experiment.resume_comparison import (
     read_trace,
     run_error_text,
 )
-from ampcompare.experiment.script_process import TIME_LIMIT, require_script, run_command
+from ampcompare.experiment.script_process import TIME_LIMIT, require_script, run_command_with_time_limit
 from ampcompare.experiment.verify import migrate_whole_files
 from ampcompare.settings.resume_trace import ResumeTraceRequest
 
@@ -207,14 +207,14 @@ class _ResumeRunner:
         return broken, resumed
 
     def kill_saving_copies(
-        self, whole: ResumeTrace, broken: ResumeTrace, added: Sequence[str], check: ResumeCheck
+        self, unbroken: ResumeTrace, broken: ResumeTrace, added: Sequence[str], check: ResumeCheck
     ) -> tuple[list[str], bool]:
         """Kill copies of the script while they save; return what came of it in words, and whether all of it loads."""
         assert broken.stopped is not None
         folder = self._folder / "left"
         folder.mkdir()
         files = list(
-            dict.fromkeys(row["path"] for row in reversed(whole.saves) if row["step"] <= broken.stopped)
+            dict.fromkeys(row["path"] for row in reversed(unbroken.saves) if row["step"] <= broken.stopped)
         )
         kill = {"step": broken.stopped, "points": KILLS, "folder": str(folder)}
         again = {
@@ -233,9 +233,9 @@ class _ResumeRunner:
         if code:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
                               f"{run_error_text(requests[0].with_name(RECORD), text)}")  # fmt: skip
-        is_first = not any(row["step"] < broken.stopped for row in whole.saves)
+        is_first = not any(row["step"] < broken.stopped for row in unbroken.saves)
         return kill_outcome_lines_and_is_all_well(
-            read_kill_outcomes(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first
+            read_kill_outcomes(folder, requests[0].with_name(TRACE), unbroken, RECORD), is_first=is_first
         )
 
     def _run_in_one_sandbox(
@@ -251,7 +251,9 @@ class _ResumeRunner:
             requests = [self._write_request(each, sandbox) for each in given]
             command = module_command("ampcompare.script.examination.resume_runs", *map(str, requests))
             own = {**EXAMINING, "PYTHONDONTWRITEBYTECODE": "1"}
-            code, text = run_command(command, {**script_environment(), **own, **sandbox.environment})
+            code, text = run_command_with_time_limit(
+                command, {**script_environment(), **own, **sandbox.environment}
+            )
         if code is None:
             raise LaunchError(f"the script had not ended after {TIME_LIMIT:g} s; let it train less")
         return requests, code, text
@@ -299,25 +301,25 @@ def _refuse_ranks(name: str, *, is_module: bool) -> None:
     )
 
 
-def _refuse_incomparable_run(whole: ResumeTrace, step: int) -> None:
+def _refuse_incomparable_run(unbroken: ResumeTrace, step: int) -> None:
     """Refuse what leaves nothing to compare.
 
     Raises:
         ConfigError: there is no file to start from, or no step behind it.
     """
-    if not whole.steps:
+    if not unbroken.steps:
         raise ConfigError(
             "the script trained no step in the process that was started; one that starts others for it, such as ranks "
             "by multiprocessing, cannot be verified"
         )
-    if not whole.saves:
+    if not unbroken.saves:
         raise ConfigError(
             "the script saves nothing by torch.save, safetensors, torch.distributed.checkpoint or pickle, so that "
             "there is nothing to start again from"
         )
-    if step >= len(whole.steps):
+    if step >= len(unbroken.steps):
         raise ConfigError(
-            f"the script trains {len(whole.steps)} steps, and none behind step {step}; name an earlier one"
+            f"the script trains {len(unbroken.steps)} steps, and none behind step {step}; name an earlier one"
         )
 
 
@@ -392,7 +394,7 @@ def verify_migrated_resume(
         arguments: of the script.
         step: it is stopped after it has saved a file at or behind this step.
         resume_args: added to its arguments when it is started again, as of `ResumeCheck.arguments`.
-        how: it is rewritten, as of `verify_script`.
+        how: it is rewritten, as of `verify_rewritten_script`.
         convert: its checkpoint is converted to that of torch.amp before.
         say: prints a line.
 

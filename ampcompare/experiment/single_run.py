@@ -144,9 +144,9 @@ def _train_cell(options: RunOptions, launcher: Launcher, observer: Observer) -> 
     launcher.on_note = observer.note
     if config.stack is not None:
         # it imports torch
-        from ampcompare.experiment.launch.script.stacks import make_record_of_recorded_cell
+        from ampcompare.experiment.launch.script.stacks import write_record_of_recorded_cell
 
-        make_record_of_recorded_cell(config, run.cell_folder(config), observer.note)
+        write_record_of_recorded_cell(config, run.cell_folder(config), observer.note)
     earlier = None if options.force else run.find_reusable_record_and_reason(config)
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")

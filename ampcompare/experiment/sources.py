@@ -180,7 +180,9 @@ def matrix_rows(
     )
 
 
-def published_table_beside_rows(sources: SettingsSources, measured: Sequence[MatrixRow]) -> Published | None:
+def published_table_matched_to_rows(
+    sources: SettingsSources, measured: Sequence[MatrixRow]
+) -> Published | None:
     """Return the published table of the recipe, each line with the measured row that corresponds to it, if any."""
     full = sources.published
     config = sources.config
@@ -201,11 +203,11 @@ def published_table_beside_rows(sources: SettingsSources, measured: Sequence[Mat
         recipe=sources.recipe,
         scale=size,
         differs=[] if size is not None else _settings_unlike_published(as_published, config, varied),
-        rows=[_published_row_beside(figure, beside, base) for figure in full.matrix.reference.figures],
+        rows=[_match_published_row(figure, beside, base) for figure in full.matrix.reference.figures],
     )
 
 
-def _published_row_beside(
+def _match_published_row(
     figure: PublishedResult, beside: Sequence[tuple[str, MatrixRow]], base: Mapping[str, Any]
 ) -> PublishedRow:
     own = MatrixRow(

@@ -44,7 +44,7 @@ STAY = "your files stay as they are"
 MISTAKES = ("AMP230",)
 
 
-def verify_script(
+def verify_rewritten_script(
     path: str,
     arguments: list[str],
     *,
@@ -131,7 +131,7 @@ class _Verification:
             return self._print_different_verdict()
 
         unpaired = "" if self._stack is None else self._say_starts_and_why_unpaired(original, rewritten)
-        verdict, lines = self._compare_beside_twin(original, rewritten)
+        verdict, lines = self._compare_with_twin_if_different(original, rewritten)
         self._say_lines(lines)
         without = [] if self._adapter else sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
         is_of_level = bool(without) and verdict == DIFFERENT and not unpaired
@@ -199,7 +199,7 @@ class _Verification:
         """Compare with the unchanged script at O1, which O2 and O3 are rewritten to; return the verdict."""
         at_o1 = self._run(opt_level="O1")
         self._say(f"unchanged, at O1{f', {ENGINE}' * (self._stack is not None)}: {at_o1.step_counts_text()}")
-        verdict, lines = self._compare_beside_twin(at_o1, rewritten, opt_level="O1")
+        verdict, lines = self._compare_with_twin_if_different(at_o1, rewritten, opt_level="O1")
         self._say_lines(f"against O1: {line}" for line in lines)
         return verdict
 
@@ -229,7 +229,7 @@ class _Verification:
         self._say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
         return 1
 
-    def _compare_beside_twin(
+    def _compare_with_twin_if_different(
         self, original: ScriptRun, rewritten: ScriptRun, *, opt_level: str | None = None
     ) -> tuple[str, list[str]]:
         """Return the verdict and its lines; where roundings differ, a twin shows what they make.
@@ -257,7 +257,7 @@ class _Verification:
         """Compare with the unchanged script here: where that trains as the rewritten one, the stacks are apart."""
         assert self._stack is not None
         here = self._run()
-        verdict, _ = self._compare_beside_twin(here, rewritten)
+        verdict, _ = self._compare_with_twin_if_different(here, rewritten)
         self._say(
             f"unchanged, {ENGINE} here: {here.step_counts_text()}; against it, the rewritten script is {verdict}"
         )

@@ -20,7 +20,7 @@ from ampcompare.base.location import Location, is_users_file, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detection.detector import EVENTS, Detector
-from ampcompare.guards.detection.gradient_hooks import GradientHooks, follow_limits
+from ampcompare.guards.detection.gradient_hooks import GradientHooks, follow_tensor_limits
 from ampcompare.guards.detection.library_remedies import remedies_of_calling_library
 from ampcompare.guards.detection.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.detection.script_state import EnteredAutocast, ScaleLossBlock, ScriptState
@@ -193,7 +193,7 @@ class GuardHooks:
             )
 
         def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            facts.clear_update_window()
+            facts.clear_counts_since_update()
             return original(scaler, *args, **kwargs)
 
         def get_scale(original: Any, scaler: Any) -> Any:
@@ -245,10 +245,12 @@ class GuardHooks:
         def is_scaled() -> bool:
             return self.facts.holds_scaled_gradients() or self.facts.is_inside_scale_loss_block()
 
-        follow_limits(self._events, is_scaled, functools.partial(self._notify_listeners, "after_clamp"))
+        follow_tensor_limits(
+            self._events, is_scaled, functools.partial(self._notify_listeners, "after_clamp")
+        )
 
     def _report_state_read(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self._notify_listeners("at_state_read")
+        self._notify_listeners("at_amp_state_read")
         return original(*args, **kwargs)
 
     def _report_save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:

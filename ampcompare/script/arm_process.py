@@ -43,7 +43,7 @@ from ampcompare.script.watch.ledger import ScriptLedgerWatch
 from ampcompare.settings.script import SEED_STRIDE
 from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
-from ampcompare.training.twin import perturb_optimized_weights
+from ampcompare.training.twin import perturb_weights_given_to_optimizers
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
@@ -157,7 +157,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         seed_all_generators(settings.seed)
     _shift_and_record_script_seeds(settings, prepared)
     if settings.twin:
-        perturb_optimized_weights()  # until the process ends
+        perturb_weights_given_to_optimizers()  # until the process ends
     if settings.first_weights is not None:
         _begin_from_stored_weights(Path(settings.first_weights), prepared)
     child_processes.call_first_in_children(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.files.read import check_plain_data
+from ampcompare.base.files.read import check_json_compatible
 from ampcompare.settings.optimizers import canonical_optimizer_name
 
 DEFAULT_TASK = "classification"
@@ -143,7 +143,7 @@ class ModelConfig(FrozenSettings):
     @field_validator("args")
     @classmethod
     def _require_plain_args(cls, args: dict[str, Any]) -> dict[str, Any]:
-        check_plain_data(args)
+        check_json_compatible(args)
         return args
 
 
@@ -217,7 +217,7 @@ class OptimizerConfig(FrozenSettings):
     @field_validator("args")
     @classmethod
     def _refuse_args_with_own_setting(cls, args: dict[str, Any]) -> dict[str, Any]:
-        check_plain_data(args)
+        check_json_compatible(args)
         for name in args:
             if (setting := OWN_SETTINGS.get(name)) is not None:
                 raise ValueError(f"{name} is a setting of its own; give it as recipe.optimizer.{setting}")

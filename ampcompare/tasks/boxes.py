@@ -31,7 +31,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     return order[kept.to(order.device)]
 
 
-def right_detections(
+def mask_of_right_detections(
     boxes: Tensor, labels: Tensor, true_boxes: Tensor, true_labels: Tensor, *, iou: float
 ) -> Tensor:
     """Return which detections are right: by falling score, each takes the free object of its class that it fits best.

@@ -256,7 +256,7 @@ def _rows_of_libraries() -> Iterator[tuple[str, bool, str]]:
             yield f"{prefix}:NAME", not remedy, f"{what}, as {example}{chosen}{remedy}"
 
 
-def torchvision_models(folder: Path | None = None) -> dict[str, str] | None:
+def torchvision_model_kinds(folder: Path | None = None) -> dict[str, str] | None:
     """Return the models of torchvision by its source alone; None if it is not installed or not readable.
 
     The kind of each is classification, or the name of the folder: segmentation, detection, video and others.
@@ -347,7 +347,7 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
     own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
     if spec.torchvision is None:
         raise ConfigError(f"the task {task} has no model {arch!r}; {suggestion_text(arch, own)}")
-    known = torchvision_models()
+    known = torchvision_model_kinds()
     if known is None or known.get(arch) == spec.torchvision:
         return
     suggestion = suggestion_text(

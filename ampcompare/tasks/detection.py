@@ -11,12 +11,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.boxes import average_precision, right_detections
+from ampcompare.tasks.boxes import average_precision, mask_of_right_detections
 from ampcompare.tasks.catalog import AP50, AP75, DETECTION
 from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model, fixed_channels
-from ampcompare.tasks.shapes import CLASSES, boxed_shapes
+from ampcompare.tasks.shapes import CLASSES, make_boxed_shape_images
 from ampcompare.tasks.task import Sums, Task
 
 OVERLAPS = {AP50.name: 0.5, AP75.name: 0.75}
@@ -26,7 +26,9 @@ Detections = Sequence[Mapping[str, Tensor]]
 
 
 def detection(recipe: Recipe) -> Detection:
-    data = boxed_shapes(SampleOptions.from_recipe(recipe, fixed_channels(recipe.model.arch, "detection")))
+    data = make_boxed_shape_images(
+        SampleOptions.from_recipe(recipe, fixed_channels(recipe.model.arch, "detection"))
+    )
     return Detection(data, CLASSES, recipe.model)
 
 
@@ -35,7 +37,7 @@ class Detection(Task):
 
     In training mode it takes a list of images and a list of dicts with `boxes` and `labels`, and returns a dict of
     losses, which are added up. In evaluation mode it takes images, and returns for each a dict with `boxes`, `labels`
-    and `scores`. Batches are those of `boxed_shapes`; class 0 is the background.
+    and `scores`. Batches are those of `make_boxed_shape_images`; class 0 is the background.
 
     Average precision is the area under the curve of precision over recall, with precision made to fall; it is the mean
     over the classes that are there. Scores are counted in 500 intervals, so that counts of all ranks can be added up.
@@ -87,7 +89,9 @@ class Detection(Task):
             "objects": (batch["labels"][..., None] == classes).sum(1),
             "found": place.sum(1),  # (samples, classes, intervals)
             **{
-                name: (place & right_detections(boxes, labels, *truth, iou=iou)[..., None, None]).sum(1)
+                name: (place & mask_of_right_detections(boxes, labels, *truth, iou=iou)[..., None, None]).sum(
+                    1
+                )
                 for name, iou in OVERLAPS.items()
             },
         }

@@ -33,7 +33,7 @@ def resolve_factory(path: str) -> Callable[..., Any]:
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
     check_module_of_path(path)
-    with blame_factory(path, "importing its module"):
+    with factory_errors_reported(path, "importing its module"):
         factory: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
         if not hasattr(factory, part):
@@ -61,7 +61,7 @@ def select_arguments(factory: Callable[..., Any], offered: Mapping[str, Any]) ->
 
 
 @contextlib.contextmanager
-def blame_factory(path: str, action: str) -> Iterator[None]:
+def factory_errors_reported(path: str, action: str) -> Iterator[None]:
     """Report what the user's code in the block raises as an error of the factory at `path`.
 
     From then on, modules are also looked for in the working directory, last: a file there never takes the place of a

@@ -16,7 +16,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import DISTANCE, GAN
 from ampcompare.tasks.data import seeded_generator
-from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
+from ampcompare.tasks.factory import factory_errors_reported, resolve_factory, select_arguments
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.task import Phase, Sums, Task
 
@@ -78,7 +78,7 @@ class Gan(Task):
                 raise ConfigError(f"{arch} has no argument {next(iter(arguments))!r}; it has width")
             return _make_mlp(LATENT, 2, width), _make_mlp(2, 1, width)
         factory = resolve_factory(arch)
-        with blame_factory(arch, "calling it"):
+        with factory_errors_reported(arch, "calling it"):
             models = factory(**{**select_arguments(factory, {"latent": LATENT}), **arguments})
         if not isinstance(models, tuple | list) or [isinstance(model, nn.Module) for model in models] != [
             True,

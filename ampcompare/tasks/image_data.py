@@ -40,7 +40,7 @@ from ampcompare.tasks.data import (
     seed_global_generators,
     seeded_generator,
 )
-from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
+from ampcompare.tasks.factory import factory_errors_reported, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import image_parts_and_num_classes
 from ampcompare.tasks.in_memory import MemoryData, make_memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -255,7 +255,7 @@ def _load_user_data(
     taken = select_arguments(factory, {**vars(options), "data_dir": data_dir, "download": download})
     with global_generators_restored():
         seed_global_generators(derive_seed("user's factory"))
-        with blame_factory(path, "calling it"):
+        with factory_errors_reported(path, "calling it"):
             result = factory(**taken)
         is_whole = isinstance(result, LabeledData)
         for option in ("image_size", *(("train_size", "val_size") if is_whole else ())):
@@ -313,7 +313,7 @@ def _parts_and_num_classes_of_result(path: str, result: Any) -> tuple[Any, Any, 
 
 def _first_sample(path: str, part: str, samples: Any) -> Tensor:
     """Return the first sample after checking what the data set gives."""
-    with blame_factory(path, f"reading the first item of {part}"):
+    with factory_errors_reported(path, f"reading the first item of {part}"):
         item = samples[0]
     is_pair = isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor)
     if not is_pair or item[0].ndim == 0:
@@ -326,7 +326,7 @@ def _count_classes(path: str, samples: Any) -> int:
     classes = getattr(samples, "classes", None)
     if isinstance(classes, (list, tuple)):
         return len(classes)
-    with blame_factory(path, "reading the labels of train"):
+    with factory_errors_reported(path, "reading the labels of train"):
         targets = getattr(samples, "targets", None)
         labels = [samples[i][1] for i in range(len(samples))] if targets is None else targets
         return int(torch.as_tensor(labels).max()) + 1
@@ -366,7 +366,7 @@ def load_data(
             raise ConfigError(f"{option} is {value}; it must be at least 1")
     check_data(name)
     if name in ("digits", "synthetic"):
-        return digits(options) if name == "digits" else _make_synthetic_images(options)
+        return load_digits_data(options) if name == "digits" else _make_synthetic_images(options)
     if name in TORCHVISION_FILES:
         return _load_torchvision_data(name, data_dir, options, download=download)
     kind, _, path = name.partition(":")
@@ -496,7 +496,7 @@ class _StreamData(LabeledData):
         sampler.epoch = epoch
         sampler.batches = batches
         sampler.passes = number
-        for samples, labels in _shorten_worker_errors(iter(loader)):
+        for samples, labels in _batches_with_short_errors(iter(loader)):
             if sampler.passes != number:
                 # Persistent workers serve one pass: this iterator would yield batches of the newer one.
                 raise RuntimeError(
@@ -519,7 +519,7 @@ class _StreamData(LabeledData):
         )
 
 
-def _shorten_worker_errors(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches_with_short_errors(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches; raise an error of a worker with its own one-line message."""
     while True:
         try:
@@ -542,7 +542,7 @@ def _digit_images_and_labels(load_digits: Callable[[], Any]) -> tuple[Tensor, Te
     return images, torch.from_numpy(bunch.target).to(torch.int64)
 
 
-def digits(options: SampleOptions) -> MemoryData:
+def load_digits_data(options: SampleOptions) -> MemoryData:
     """Load scikit-learn's digits: 1,437 for training, 360 for validation, of mean 0 and standard deviation 1.
 
     Every fifth digit of each class is for validation, whatever the seed. Augmentation shifts one in ten images by up

@@ -32,7 +32,7 @@ from ampcompare.tasks.catalog import (
     translate_errors,
 )
 from ampcompare.tasks.data import choose_indices_evenly, derive_seed
-from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
+from ampcompare.tasks.factory import factory_errors_reported, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_user_model, check_network_arguments
@@ -167,7 +167,7 @@ class LanguageModeling(Task):
         return (tokens * factors).sum(1) % HASH_MODULUS
 
     def checkpointed_modules(self, models: Sequence[nn.Module]) -> Sequence[nn.Module]:
-        return repeated_blocks(models[0])
+        return longest_list_of_blocks(models[0])
 
 
 def _bytes_to_predict(batch: Mapping[str, Tensor]) -> Tensor:
@@ -312,7 +312,7 @@ def build_language_model(
     return build_user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
 
 
-def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
+def longest_list_of_blocks(model: nn.Module) -> Sequence[nn.Module]:
     """Return the members of the longest list of modules of one class in a model; none if it has no list."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     alike = [blocks for blocks in lists if blocks and len({type(block) for block in blocks}) == 1]
@@ -434,7 +434,7 @@ def _cut_text_in_two(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[byt
 
 def _text_parts_from_factory(path: str) -> tuple[bytes, bytes]:
     factory = resolve_factory(path)
-    with blame_factory(path, "calling it"):
+    with factory_errors_reported(path, "calling it"):
         texts = factory(**select_arguments(factory, {}))
     is_pair = isinstance(texts, Sequence) and len(texts) == 2
     if not is_pair or not all(isinstance(text, bytes | str) for text in texts):

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError, suggestion_text
 from ampcompare.tasks.catalog import check_model, explain_missing_package, translate_errors
-from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
+from ampcompare.tasks.factory import factory_errors_reported, resolve_factory, select_arguments
 from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
@@ -114,7 +114,7 @@ def fixed_channels(arch: str, kind: str = "classification") -> int | None:
 def build_user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
     """Return the model of a user's factory, called with those of `offered` that it names, and with `arguments`."""
     factory = resolve_factory(path)
-    with blame_factory(path, "calling it"):
+    with factory_errors_reported(path, "calling it"):
         model = factory(**{**select_arguments(factory, offered), **arguments})
     if not isinstance(model, nn.Module):
         raise ConfigError(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ampcompare.tasks.data import SampleOptions, seeded_generator
-from ampcompare.tasks.image_data import digits
+from ampcompare.tasks.image_data import load_digits_data
 from ampcompare.tasks.in_memory import MemoryData
 
 BRIGHTNESS = 3e4  # in standard deviations; fp16 ends at 65504, so the input itself is representable
@@ -18,7 +18,7 @@ SHARE = 0.002
 
 def overflow_digits(*, seed: int, train_size: int | None = None, val_size: int | None = None) -> MemoryData:
     """Return digits, one in 500 of those for training with one pixel at 30,000, the same ones for every `seed`."""
-    data = digits(SampleOptions(seed, train_size=train_size, val_size=val_size, augment=False))
+    data = load_digits_data(SampleOptions(seed, train_size=train_size, val_size=val_size, augment=False))
     images, labels = data.train
     draws = seeded_generator("bright pixels")
     chosen = torch.randperm(len(images), generator=draws)[: max(1, round(SHARE * len(images)))]

@@ -16,7 +16,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import REGRESSION, RMSE, explain_missing_package
 from ampcompare.tasks.data import choose_indices_evenly
-from ampcompare.tasks.factory import blame_factory, resolve_factory
+from ampcompare.tasks.factory import factory_errors_reported, resolve_factory
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model
 from ampcompare.tasks.task import Sums, Task
@@ -28,7 +28,7 @@ Part = tuple[Tensor, Tensor]
 
 def regression(recipe: Recipe) -> Regression:
     name = recipe.data.name
-    train, val = diabetes() if name == "diabetes" else _parts_from_factory(name)
+    train, val = load_diabetes_table() if name == "diabetes" else _parts_from_factory(name)
     train = _evenly_chosen_subset(train, recipe.data.train_size, f"the training part of {name}")
     val = _evenly_chosen_subset(val, recipe.data.val_size, f"the validation part of {name}")
     return Regression(train, val, recipe.model, name=name, seed=recipe.seed)
@@ -78,7 +78,7 @@ class Regression(Task):
         return self._unit * math.sqrt(float(squares) / samples)
 
 
-def diabetes() -> tuple[Part, Part]:
+def load_diabetes_table() -> tuple[Part, Part]:
     """Load scikit-learn's table of 442 patients: ten measurements, and how far their disease went within a year.
 
     Every fourth patient in the order of the targets is for validation, so that both parts have all of their range.
@@ -95,7 +95,7 @@ def diabetes() -> tuple[Part, Part]:
 
 def _parts_from_factory(path: str) -> tuple[Part, Part]:
     factory = resolve_factory(path)
-    with blame_factory(path, "calling it"):
+    with factory_errors_reported(path, "calling it"):
         parts: Any = factory()
         train, val = ((torch.as_tensor(x).float(), torch.as_tensor(y).float().flatten()) for x, y in parts)
     for samples, targets in (train, val):

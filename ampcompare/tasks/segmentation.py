@@ -14,12 +14,14 @@ from ampcompare.tasks.catalog import MEAN_IOU, PIXEL_ACCURACY, SEGMENTATION
 from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model, fixed_channels
-from ampcompare.tasks.shapes import CLASSES, shapes
+from ampcompare.tasks.shapes import CLASSES, make_shape_images
 from ampcompare.tasks.task import Sums, Task
 
 
 def segmentation(recipe: Recipe) -> Segmentation:
-    data = shapes(SampleOptions.from_recipe(recipe, fixed_channels(recipe.model.arch, "segmentation")))
+    data = make_shape_images(
+        SampleOptions.from_recipe(recipe, fixed_channels(recipe.model.arch, "segmentation"))
+    )
     return Segmentation(data, CLASSES, recipe.model, label_smoothing=recipe.label_smoothing)
 
 

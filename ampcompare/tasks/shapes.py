@@ -18,7 +18,7 @@ BOXED_SIZE = 32
 MIN_PIXELS = 9  # a shape of which less can be seen is not asked for
 
 
-def shapes(options: SampleOptions) -> TensorData:
+def make_shape_images(options: SampleOptions) -> TensorData:
     """Generate images, the same ones for every seed: 512 and 128 of 24 pixels and one channel by default.
 
     Returns:
@@ -28,7 +28,7 @@ def shapes(options: SampleOptions) -> TensorData:
     return TensorData.of("shapes", train, val, seed=options.seed)
 
 
-def boxed_shapes(options: SampleOptions) -> TensorData:
+def make_boxed_shape_images(options: SampleOptions) -> TensorData:
     """Generate images with a box around what can be seen of each shape.
 
     Returns:

@@ -16,7 +16,7 @@ from ampcompare.results.records.metric import Metric
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import check_task_of_recipe, task_path_and_is_bundled
 from ampcompare.tasks.data import Data, split_batch, to_channels_last
-from ampcompare.tasks.factory import blame_factory, resolve_factory
+from ampcompare.tasks.factory import factory_errors_reported, resolve_factory
 
 LossOf = Callable[[Sequence[nn.Module], Any], Tensor]
 Sums = Mapping[str, NDArray[np.float64]]
@@ -176,7 +176,7 @@ def make_task(recipe: Recipe) -> Task:
         made: Task = getattr(importlib.import_module(module), name)(recipe)
         return made
     factory = resolve_factory(path)
-    with blame_factory(path, "calling it"):
+    with factory_errors_reported(path, "calling it"):
         task: Any = factory(recipe)
     if not isinstance(task, Task):
         raise ConfigError(

@@ -40,7 +40,7 @@ from ampcompare.training.checkpoint.check_checkpoint import (
     parameter_names_by_model,
 )
 from ampcompare.training.ema import ModelEma
-from ampcompare.training.parallel.ranks import Communicator, model_facts_by_parameter, require_equal_on_ranks
+from ampcompare.training.parallel.ranks import Communicator, require_equal_on_ranks, signature_by_parameter
 from ampcompare.training.parallel.replication import (
     DDP,
     DP,
@@ -163,7 +163,7 @@ def assemble_run(
     precision.expect_losses(len(task.phases(len(unprepared))))
     replicas, optimizers = precision.prepare(built, unprepared)
     require_equal_on_ranks(
-        ranks, "model", model_facts_by_parameter(replicas), "build the same model on every rank"
+        ranks, "model", signature_by_parameter(replicas), "build the same model on every rank"
     )
     parallel.shard(replicas, optimizers)
     base_lrs = [[learning_rate_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
@@ -228,7 +228,7 @@ def import_optimizer_factory(name: str, engine: str | None = None) -> Callable[.
         raise BackendUnavailable(
             f"optimizer {name}: importing {module} failed: {type(error).__name__}: {error}"
         ) from error
-    kinds = {key: value for key, value in vars(found).items() if _is_optimizer(value)}
+    kinds = {key: value for key, value in vars(found).items() if _is_optimizer_subclass(value)}
     if attribute not in kinds:
         version = f"torch {torch.__version__}" if package == "torch" else f"this {package}"
         raise ConfigError(
@@ -238,7 +238,7 @@ def import_optimizer_factory(name: str, engine: str | None = None) -> Callable[.
     return kind
 
 
-def _is_optimizer(value: object) -> bool:
+def _is_optimizer_subclass(value: object) -> bool:
     return (
         isinstance(value, type)
         and issubclass(value, torch.optim.Optimizer)

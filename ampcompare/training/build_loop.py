@@ -137,7 +137,7 @@ class StepGraph:
             if self._warm_ups < WARM_UP or shapes != self._shapes:
                 self._warm_ups += shapes == self._shapes
                 return self._recorder.warm_up_code(lambda: self._update(*arguments, microbatches, clip_norm))
-            self._record(arguments, microbatches, clip_norm)
+            self._record_update(arguments, microbatches, clip_norm)
         elif shapes != self._shapes:
             return self._update(*arguments, microbatches, clip_norm)
         assert self._inputs is not None
@@ -149,7 +149,7 @@ class StepGraph:
         norm = None if self._norm is None else self._norm.clone()
         return [loss.clone() for loss in self._losses], norm, precision.replayed_outcome()
 
-    def _record(
+    def _record_update(
         self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None
     ) -> None:
         _, optimizers, precision, _, _ = arguments

@@ -77,11 +77,11 @@ class ModelEma:
         pairs = [(tensor, mean) for tensor, mean in both if tensor.is_floating_point()]
         targets = [tensor for tensor, _ in pairs]
         weights = [tensor.detach().clone() for tensor in targets]
-        _write_weights(targets, [mean for _, mean in pairs], precision)
+        _write_weights_and_notify(targets, [mean for _, mean in pairs], precision)
         try:
             yield
         finally:
-            _write_weights(targets, weights, precision)
+            _write_weights_and_notify(targets, weights, precision)
 
     def equalize_buffers(self, ranks: Communicator) -> None:
         """Set the averaged buffers of every rank to those of rank 0, as is done with the buffers themselves."""
@@ -142,6 +142,6 @@ def _parameters_and_buffers(models: Iterable[nn.Module]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _write_weights(targets: list[Tensor], values: list[Tensor], precision: Precision) -> None:
+def _write_weights_and_notify(targets: list[Tensor], values: list[Tensor], precision: Precision) -> None:
     copy_tensors_by_dtype(targets, values)
     precision.weights_replaced()

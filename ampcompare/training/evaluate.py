@@ -70,7 +70,7 @@ def evaluate_models(
         while any_rank is not None and any_batch is not None and any_rank(False):
             measure(any_batch())
         if not sums.by_name and any_batch is not None:
-            sums.take_shapes_of_batch(measure(any_batch()))
+            sums.reset_to_zeros_like(measure(any_batch()))
     by_index = _flag_values_and_labels_by_index(sums.outcomes, indices if keeps_samples else None, device)
     whole, samples, by_sample = _sums_sample_count_and_values_over_ranks(sums, by_index, total)
     extras = {name.removeprefix(EXTRA): float(part) for name, part in whole.items() if name.startswith(EXTRA)}
@@ -115,7 +115,7 @@ class _RankSums:
         labels = torch.zeros_like(values) if labels is None else labels.to(values.device).double()
         self.outcomes.append(torch.stack([values, labels]))
 
-    def take_shapes_of_batch(self, measured: Mapping[str, Tensor]) -> None:
+    def reset_to_zeros_like(self, measured: Mapping[str, Tensor]) -> None:
         """Set all sums to 0, in the shapes of a batch that is not counted."""
         self.by_name = {
             name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in measured.items()

@@ -26,7 +26,7 @@ from ampcompare.base.tensors.products import (
     OperationMode,
     narrowest_type_name,
     product_flops,
-    shown_type_name,
+    report_type_name,
 )
 from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in_value
@@ -73,7 +73,7 @@ class _SeenTypes:
     largest: list[Tensor] = field(default_factory=list)  # gradients
 
 
-class StepLook:
+class StepTypeRecorder:
     """Looks at steps: call `begin`, let the step run, its products under `sees`, then call `end`.
 
     Args:
@@ -166,7 +166,7 @@ class StepLook:
 
     def end(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after the step, and look no longer."""
-        self.note_held_after_step(optimizers)
+        self.note_types_held_after_step(optimizers)
         self.close()
 
     def close(self) -> None:
@@ -177,11 +177,11 @@ class StepLook:
             self._seen.looks[name].append(self.steps[-1])
         self._before, self._stepped = {}, {}
 
-    def note_held_after_step(self, optimizers: Sequence[Optimizer]) -> None:
+    def note_types_held_after_step(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after a step of one of these optimizers; another one may step yet."""
         weights = [weight for weight in self._parameters() if weight.is_floating_point()]
         for weight in weights:
-            self._seen.weights[id(weight)] = weakref.ref(weight), shown_type_name(weight), weight.numel()
+            self._seen.weights[id(weight)] = weakref.ref(weight), report_type_name(weight), weight.numel()
         bare = list(map(_optimizer_inside_wrapper, optimizers))
         held = {id(param) for one in bare for group in one.param_groups for param in group["params"]}
         for optimizer in bare:
@@ -213,7 +213,11 @@ class StepLook:
             for param in group["params"]:
                 before = None if is_over else _first_elements_of(param).clone()
                 stepped.append(
-                    (param.detach(), before, _find_moving_elements(param.grad, is_good) if is_moved else None)
+                    (
+                        param.detach(),
+                        before,
+                        _mask_of_moving_elements(param.grad, is_good) if is_moved else None,
+                    )
                 )
 
     def _dense_gradients_after_noting_types(self, optimizer: Optimizer) -> list[Tensor]:
@@ -252,7 +256,7 @@ class StepLook:
         """Note the types of what an optimizer holds, and which weights of models it updates."""
         own, pairs = set(map(id, weights)), self._weights_by_master(optimizer)
         trained = [one for one in weights if one.requires_grad and id(one) not in all_held]
-        free = [one for one in trained if shown_type_name(one) in HALF_NAMES]
+        free = [one for one in trained if report_type_name(one) in HALF_NAMES]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._type_counts_to_add_to(optimizer, number)
             elements = 0
@@ -297,7 +301,7 @@ class StepLook:
         if id(param) in pairs:
             return [pairs[id(param)]]
         known = self._weight_of.get(param)
-        if known is None and free and shown_type_name(param) not in HALF_NAMES:
+        if known is None and free and report_type_name(param) not in HALF_NAMES:
             alike = [one for one in free if one.shape == param.shape]
             if len(alike) > 1:
                 alike.sort(
@@ -344,7 +348,7 @@ class StepLook:
                 apart = (_first_elements_of(copy).to(now.dtype) != now).logical_and_(moves)
             self._seen.updates.append(torch.stack([moves.sum(), stayed.sum(), apart.sum()]))
 
-    def ledger_of_looks(self, **facts: Any) -> Ledger:
+    def read_ledger_from_device(self, **facts: Any) -> Ledger:
         """Return what was seen, with further fields from `facts`; reads the counts of updates from the device."""
         seen = self._seen
         lost = None
@@ -419,7 +423,7 @@ class _ProductCounter(OperationMode):
             self._seen.products[dtype].add(name)
 
 
-class LedgerKeeper:
+class TrainingLedgerRecorder:
     """Looks at the steps of ampcompare's own loop; a compiled program has no operations to see."""
 
     def __init__(self, models: Sequence[nn.Module], every: int, *, sees_operations: bool = True) -> None:
@@ -429,12 +433,12 @@ class LedgerKeeper:
         self._step = 0
         self._spent = 0.0
         self._since = time.perf_counter()
-        self.look = StepLook(self._parameters_of_models)
+        self.look = StepTypeRecorder(self._parameters_of_models)
 
     def _parameters_of_models(self) -> list[Tensor]:
         return [param for model in self._models for param in model.parameters()]
 
-    def with_looks_at_updates(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def with_recorded_updates(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Return `update` of the loop with looks at some of its calls."""
 
         def watched_update(
@@ -453,7 +457,7 @@ class LedgerKeeper:
             self._spent += time.perf_counter() - begin
             try:
                 with self.look.operations_observed():
-                    inner = _PrecisionLookedAt(precision, self.look) if detailed else precision
+                    inner = _PrecisionNotingAccumulation(precision, self.look) if detailed else precision
                     result = update(models, optimizers, inner, *arguments)
                 self.look.note_outcome(lambda: not result[-1].applied or any(result[-1].applied))
                 return result
@@ -467,10 +471,10 @@ class LedgerKeeper:
         return watched_update
 
 
-class _PrecisionLookedAt(PrecisionWrapper):
+class _PrecisionNotingAccumulation(PrecisionWrapper):
     """The precision of a step that is looked at."""
 
-    def __init__(self, inner: Precision, look: StepLook) -> None:
+    def __init__(self, inner: Precision, look: StepTypeRecorder) -> None:
         super().__init__(inner)
         self._look = look
         self._passes = 0
@@ -490,7 +494,7 @@ def _optimizer_inside_wrapper(optimizer: Optimizer) -> Optimizer:
 
 def _count_elements_by_type(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
-        counts[shown_type_name(tensor)] += tensor.numel()
+        counts[report_type_name(tensor)] += tensor.numel()
 
 
 _Linear = Mapping[tuple[str, str], Sequence[LinearProduct]]
@@ -586,7 +590,7 @@ def _first_elements_of(tensor: Tensor) -> Tensor:
     return local_part(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
-def _find_moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
+def _mask_of_moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
     """Return where a weight should move; nowhere in a step that is skipped."""
     return (
         None

@@ -20,7 +20,7 @@ from ampcompare.training.checkpoint.capture import random_states_restored
 from ampcompare.training.evaluate import EvaluationResult, Extra
 from ampcompare.training.precision.base import Precision, Prepared
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
-from ampcompare.training.precision.half_casts import cast_model
+from ampcompare.training.precision.half_casts import cast_model_with_inputs_outputs
 from ampcompare.training.session import Session
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
@@ -184,7 +184,7 @@ class EvaluationPrecision(Precision):
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self._cast is not None:
             for model in models:
-                cast_model(model, self._cast, bn_fp32=False)
+                cast_model_with_inputs_outputs(model, self._cast, bn_fp32=False)
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -209,7 +209,7 @@ class RunMetrics:
 
 
 @dataclass(frozen=True)
-class _MedianStepTimes:
+class _MedianStepTimesOfHalves:
     """The median step time of the first and of the second half of a run, in seconds."""
 
     first: float
@@ -229,7 +229,7 @@ def outlier_share_of_times(seconds: Sequence[float]) -> float | None:
     return sum(abs(value - median) > limit for value in seconds) / len(seconds)
 
 
-def find_medians_of_halves(seconds: Sequence[float]) -> _MedianStepTimes | None:
+def find_medians_of_halves(seconds: Sequence[float]) -> _MedianStepTimesOfHalves | None:
     """Return the medians of the first and the second half, or None where one of them has no positive one."""
     parts = seconds[: len(seconds) // 2], seconds[len(seconds) // 2 :]
     if not parts[0]:
@@ -244,7 +244,7 @@ def find_medians_of_halves(seconds: Sequence[float]) -> _MedianStepTimes | None:
         / (median * math.sqrt(len(part)))
         for part, median in zip(parts, medians, strict=True)
     ]
-    return _MedianStepTimes(medians[0], medians[1], math.hypot(*errors))
+    return _MedianStepTimesOfHalves(medians[0], medians[1], math.hypot(*errors))
 
 
 def _median_deviation_from(values: Sequence[float], median: float) -> float:

@@ -19,13 +19,13 @@ from ampcompare.tasks.data import derive_seed
 from ampcompare.training.assemble import TrainingAssembly
 from ampcompare.training.build_loop import build_training_loop
 from ampcompare.training.checkpoint.capture import (
+    gather_rank_specific_states,
+    gather_training_state,
     restore_state_of_rank,
-    states_differing_between_ranks,
-    training_state,
 )
 from ampcompare.training.checkpoint.saver import CheckpointSaver, RunPosition
 from ampcompare.training.evaluate import EvaluationResult, Extra, evaluate_models
-from ampcompare.training.ledger import LedgerKeeper
+from ampcompare.training.ledger import TrainingLedgerRecorder
 from ampcompare.training.parallel.ranks import digest_of_weights, require_equal_on_ranks
 from ampcompare.training.policies import DivergenceDetector, Rollback, SkippingPrecision, make_policies
 from ampcompare.training.precision.base import Precision
@@ -36,7 +36,7 @@ TrainingPhase = Literal["training", "evaluating", "saving"]
 
 
 class Session:
-    """Trains an assembly as a configuration says: iterate over `events`.
+    """Trains an assembly as a configuration says: iterate over `train_and_yield_events`.
 
     A consumer of the events may add its own parts with state to `stateful`, by the name under which each is saved.
     `on_phase` is called with "training", "evaluating" or "saving" when that begins; never between two steps of a block.
@@ -79,10 +79,10 @@ class Session:
         if config.on_nan == "skip":
             precision = SkippingPrecision(precision, assembly.replicas, ranks.any)
         self.loop = build_training_loop(config.recipe, assembly, precision, drain_every=config.drain_every)
-        self.ledger = LedgerKeeper(
+        self.ledger = TrainingLedgerRecorder(
             assembly.replicas, config.drain_every, sees_operations=config.recipe.compile == "none"
         )
-        self.loop.update = self.ledger.with_looks_at_updates(self.loop.update)
+        self.loop.update = self.ledger.with_recorded_updates(self.loop.update)
 
     @property
     def precision(self) -> Precision:
@@ -99,7 +99,7 @@ class Session:
         """The number of updates made at each rollback."""
         return [step for policy in self.policies if isinstance(policy, Rollback) for step in policy.steps]
 
-    def events(self) -> Iterator[list[StepRecord] | EpochResult]:
+    def train_and_yield_events(self) -> Iterator[list[StepRecord] | EpochResult]:
         """Train from the current position; yield each drained block of steps, and the result of each epoch.
 
         A checkpoint is written when the consumer asks for the next event: by then it has processed all that the
@@ -115,7 +115,7 @@ class Session:
             if (left <= 0 and position.batch == 0) or self.why_ended_early:
                 break
             self._report_phase("training")
-            begin = self._wall_time_after_device() - position.train_seconds
+            begin = self._wall_time_after_synchronization() - position.train_seconds
             batches = self._batches_left_of_epoch(epoch, share)
             for records in self.loop.run(batches, epoch=epoch, steps=left):
                 position.skipped += sum(not all(record.applied) for record in records)
@@ -155,9 +155,9 @@ class Session:
             epoch: from 0.
             begin: the wall time at which its training would have begun, had it never been stopped.
         """
-        trained = self._wall_time_after_device()
+        trained = self._wall_time_after_synchronization()
         if self.assembly.ranks.size > 1:
-            self._require_equal_ranks(epoch)
+            self._equalize_buffers_and_require_equality(epoch)
         self._report_phase("evaluating")
         result = self._evaluate_trained_weights()
         averaged = self._evaluate_average_if_any()
@@ -173,7 +173,7 @@ class Session:
             ema_loss=None if averaged is None else averaged.loss,
             per_sample=result.per_sample,
             train_seconds=trained - begin,
-            eval_seconds=self._wall_time_after_device() - trained,
+            eval_seconds=self._wall_time_after_synchronization() - trained,
         )
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -182,8 +182,10 @@ class Session:
         Every rank calls it; None on all but the first. Tensors are those that training continues with, not copies.
         """
         assembly, config = self.assembly, self.config
-        training = training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.names)
-        of_ranks = states_differing_between_ranks(assembly.replicas, self.gpus(), assembly.ranks)
+        training = gather_training_state(
+            assembly.replicas, assembly.optimizers, assembly.precision, assembly.names
+        )
+        of_ranks = gather_rank_specific_states(assembly.replicas, self.gpus(), assembly.ranks)
         if of_ranks is None:
             return None
         engine = assembly.precision.engine
@@ -247,7 +249,7 @@ class Session:
             asked = stop.is_due(before, position.step)
             self.interrupted = ranks.any(asked) if ranks.size > 1 else asked
         if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
-            position.train_seconds = self._wall_time_after_device() - begin
+            position.train_seconds = self._wall_time_after_synchronization() - begin
             self._report_phase("saving")
             self._saver.save_run(position, self.state_dict, last=self.interrupted)
             self._report_phase("training")
@@ -325,7 +327,7 @@ class Session:
         with self.weights_averaged():
             return self._evaluate_trained_weights()
 
-    def _require_equal_ranks(self, epoch: int) -> None:
+    def _equalize_buffers_and_require_equality(self, epoch: int) -> None:
         """Compare weights, loss scales and skipped steps of all ranks; buffers are set to those of rank 0."""
         # Each rank has seen other batches; the statistics that are evaluated are those of rank 0, as with torch's DDP.
         self.assembly.ranks.equalize_buffers(self.assembly.replicas)
@@ -349,7 +351,7 @@ class Session:
         indices = next((model.device_ids for model in wrapped), [])
         return [torch.device(device.type, index) for index in indices] or [device]
 
-    def _wall_time_after_device(self) -> float:
+    def _wall_time_after_synchronization(self) -> float:
         """Return the wall time after the device has finished its work; called between epochs, never in a timed step."""
         synchronize_device(self.assembly.device)
         return time.perf_counter()

@@ -28,7 +28,7 @@ def perturb_weights(weights: Iterable[Tensor], generator: torch.Generator | None
             weight.add_((weight.float() * PART * signs).to(weight.dtype))
 
 
-def perturb_optimized_weights() -> Callable[[], None]:
+def perturb_weights_given_to_optimizers() -> Callable[[], None]:
     """Change what optimizers get from now on, each tensor once, and return what ends that."""
     original = Optimizer.add_param_group
     generator = torch.Generator().manual_seed(0)

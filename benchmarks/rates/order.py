@@ -28,7 +28,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcompare.experiment.plan import balanced_arm_orders, devices_of_cells
+from ampcompare.experiment.plan import balanced_arm_orders, device_by_arm_per_seed
 from benchmarks.rates.arrays import Floats, is_winner
 from benchmarks.rates.study import Row, Study, Table
 
@@ -134,7 +134,7 @@ def _turns(arms: int, seeds: int, devices: int, number: int, design: str) -> tup
     """Return the device and the turn on it of each cell, both seeds x arms."""
     names = [str(arm) for arm in range(arms)]
     rows = balanced_arm_orders(names, [], seeds, number)
-    places = devices_of_cells(names, seeds, devices, number, by_seed=design == "design")
+    places = device_by_arm_per_seed(names, seeds, devices, number, by_seed=design == "design")
     device, turn = np.zeros((seeds, arms), dtype=np.int64), np.zeros((seeds, arms), dtype=np.int64)
     length = [0] * devices
     for seed, row in enumerate(rows):

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.experiment.launch.worker.cell import train_cell_and_write_record
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary
 from ampcompare.results.records.run import RunRecord
@@ -64,7 +64,11 @@ def of_pair(
             its = {**recipe, "seed": seed}
             for name, trained in zip(NAMES, (its, other(its)), strict=True):
                 records.append(
-                    rename_arm(run_cell(config_of(trained), Path(folder, f"{seed} {name}")), name, its)
+                    rename_arm(
+                        train_cell_and_write_record(config_of(trained), Path(folder, f"{seed} {name}")),
+                        name,
+                        its,
+                    )
                 )
     return records
 

@@ -46,7 +46,7 @@ def test_sgd_at_a_known_rate() -> None:
     param = torch.nn.Parameter(torch.tensor([1.0, 2.0**-10] * 8))
     watch = PrefixWatch(20)
     _train(watch, torch.optim.SGD([param], lr=2.0**-17))
-    found = watch.prefix_seen()
+    found = watch.read_prefix()
     assert found.steps == 20
     assert found.rates_known
     assert found.shares["bf16"].now == found.shares["bf16"].rest == pytest.approx(0.5)
@@ -70,7 +70,7 @@ def test_an_optimizer_without_a_learning_rate() -> None:
     """Its updates are taken to stay as they are."""
     watch = PrefixWatch(20)
     _train(watch, WithoutRate([torch.nn.Parameter(torch.tensor([1.0, 2.0**-10] * 8))]))
-    found = watch.prefix_seen()
+    found = watch.read_prefix()
     assert found.rates_known
     assert found.shares["bf16"].now == found.shares["bf16"].rest == pytest.approx(0.5)
 
@@ -107,7 +107,7 @@ def _watch(make: Any, schedule: Any, steps: int, probes: range | None = None) ->
         optimizer.step()
         scheduler.step()
     watch.close()
-    return watch.prefix_seen()
+    return watch.read_prefix()
 
 
 @pytest.mark.parametrize(("make", "schedule", "is_floor"), SCHEDULES.values(), ids=SCHEDULES)
@@ -141,7 +141,7 @@ def test_the_length_of_a_training_without_a_scheduler(
         param.grad = torch.linspace(0.5, 1.0, 8)
         optimizer.step()
     watch.close()
-    found = watch.prefix_seen()
+    found = watch.read_prefix()
     assert (found.total, found.total_from) == (total, source)
     assert found.state_errors["bf16"].steps == (10_000 if total is None else total - 20)
 

@@ -33,7 +33,7 @@ def share(kind: str, arm: str, accumulation: int, wait: float = 0.0) -> tuple[fl
     }
     settings = {"recipe": recipe, "arm": arm, "processes": 2, "parallel": {"kind": kind}}
     session = make_session(RunConfig.model_validate(settings))
-    for _ in session.events():
+    for _ in session.train_and_yield_events():
         pass
     ranks = ProcessGroup(CPU)
     batch = next(

@@ -83,7 +83,7 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
     steps: list[StepRecord] = []
     epochs: list[EpochResult] = []
     with choose_cpu_half_mode_and_context(config.cpu_half, session.precision.half_dtype, CPU)[1]:
-        for event in session.events():
+        for event in session.train_and_yield_events():
             if isinstance(event, EpochResult):
                 tally.add_epoch(event)
                 epochs.append(event)

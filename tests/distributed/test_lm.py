@@ -36,7 +36,7 @@ def outcome(config: RunConfig) -> dict[str, Any]:
     session = make_session(config)
     _, arithmetic = choose_cpu_half_mode_and_context(config.cpu_half, session.precision.half_dtype, CPU)
     with arithmetic:
-        events = list(session.events())
+        events = list(session.train_and_yield_events())
     weights = [
         gather_whole(parameter.detach()).flatten() for parameter in session.assembly.replicas[0].parameters()
     ]

@@ -35,7 +35,7 @@ def configuration(
 
 def averaged(session: Session) -> tuple[list[EpochResult], Tensor]:
     """Train to the end; return the results and all averaged tensors."""
-    epochs = [event for event in session.events() if isinstance(event, EpochResult)]
+    epochs = [event for event in session.train_and_yield_events() if isinstance(event, EpochResult)]
     assert session.assembly.average is not None
     (state,) = session.assembly.average.state_dict()["models"]
     return epochs, torch.cat([value.flatten().double() for value in state.values()])
@@ -79,7 +79,7 @@ def broken_on_one(on_nan: str) -> tuple[Any, ...]:
             yield images * float("nan") if bad else images, labels
 
     object.__setattr__(data, "train_batches", spoiled)
-    events = list(session.events())
+    events = list(session.train_and_yield_events())
     steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
     weights = torch.cat([param.detach().flatten() for param in session.assembly.replicas[0].parameters()])
     returns = session.rollbacks
@@ -102,7 +102,12 @@ def compiled_on_ranks(arm: str, kind: str, arch: str, backend: str) -> tuple[lis
     recipe["data"] = {**FOUR_UPDATES, "train_size": 32}
     config = configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe)
     session = make_session(config)
-    losses = [step.loss for event in session.events() if not isinstance(event, EpochResult) for step in event]
+    losses = [
+        step.loss
+        for event in session.train_and_yield_events()
+        if not isinstance(event, EpochResult)
+        for step in event
+    ]
     return losses, torch.cat(
         [param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()]
     )

@@ -75,7 +75,7 @@ def trained(config: RunConfig, folder: str, stop: int | None) -> tuple[list[Any]
         events = []
         _, context = choose_cpu_half_mode_and_context(config.cpu_half, precision.half_dtype, CPU)
         with context:
-            for event in session.events():
+            for event in session.train_and_yield_events():
                 if isinstance(event, EpochResult):
                     tally.add_epoch(event)
                     events.append(event.model_dump(exclude={"train_seconds", "eval_seconds"}))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.cli import main
 from ampcompare.experiment.launch.worker import rank as rank_module
-from ampcompare.experiment.launch.worker.rank import record_of_rank_and_is_printing
+from ampcompare.experiment.launch.worker.rank import train_as_one_rank
 from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
 
@@ -95,9 +95,7 @@ def cell(
         mock.patch.object(rank_module, "environment_fingerprint", return_value=facts),
         mock.patch.object(rank_module, "GRACE_SECONDS", 0.1),
     ):
-        record, is_main = record_of_rank_and_is_printing(
-            config, Path(folder), world, log=Path(folder) / f"{number}.log"
-        )
+        record, is_main = train_as_one_rank(config, Path(folder), world, log=Path(folder) / f"{number}.log")
     # For the pool to end, in place of its own.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return f"{record.status} {record.error}", is_main
@@ -238,4 +236,4 @@ def test_an_error_under_torchrun_is_reported_once(
     assert all(code != 0 for code, _ in outcomes)
     assert errors.count("ampcompare: ") == 1, errors
     assert message in errors
-    assert "record_of_rank_and_is_printing" not in errors, "a traceback"
+    assert "train_as_one_rank" not in errors, "a traceback"

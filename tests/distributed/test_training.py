@@ -51,7 +51,7 @@ def outcome(session: Session) -> dict[str, Any]:
         session.config.cpu_half, session.assembly.precision.half_dtype, CPU
     )
     with arithmetic:
-        events = list(session.events())
+        events = list(session.train_and_yield_events())
     steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
     params = [param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()]
     return {
@@ -172,7 +172,7 @@ def evaluated(kind: str) -> tuple[Any, Any]:
     session = make_session(
         configuration(processes=size, total=8 * size, arch="convnet", parallel={"kind": kind})
     )
-    together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
+    together = [event for event in session.train_and_yield_events() if isinstance(event, EpochResult)][-1]
     assembly = session.assembly
     batches = assembly.task.data.val_batches(8, device=CPU)
     return together, evaluate_models(
@@ -221,7 +221,7 @@ def drift(what: str) -> str:
     """Change something on rank 1 behind the others' backs, and return the error."""
     arm = "apex:O2" if what == "scale" else "fp32"
     session = make_session(configuration(arm, processes=2, parallel={"kind": "apex-ddp"}))
-    events = session.events()
+    events = session.train_and_yield_events()
     next(events)
     if dist.get_rank() == 1 and what == "weights":
         with torch.no_grad():
@@ -252,7 +252,7 @@ def one_bad_rank(on_nan: str) -> tuple[int | None, int, int]:
     """Break the weights of rank 1 only; return where each rank saw divergence and how many steps and epochs it made."""
     session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}))
     steps, epochs = list[StepRecord](), 0
-    for number, event in enumerate(session.events()):
+    for number, event in enumerate(session.train_and_yield_events()):
         if isinstance(event, EpochResult):
             epochs += 1
             continue

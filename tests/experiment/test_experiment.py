@@ -12,7 +12,11 @@ from scipy import stats
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.loaded_code import digest_of_file
-from ampcompare.experiment.compare import pairs_needed_and_neediest_arm, pilot_seeds, run_with_estimated_seeds
+from ampcompare.experiment.compare import (
+    pairs_needed_and_neediest_arm,
+    pilot_seeds,
+    run_pilot_and_estimated_seeds,
+)
 from ampcompare.experiment.eta import estimate_remaining_cost
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.dispatch.dispatch import LauncherPool
@@ -159,7 +163,7 @@ def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:
 def test_auto_goes_on_to_what_the_margin_needs(tmp_path: Path) -> None:
     """After a pilot of five seeds the matrix has as many as its spread and the margin ask for."""
     launcher, notes = Pretend(), Notes()
-    comparison = run_with_estimated_seeds(
+    comparison = run_pilot_and_estimated_seeds(
         _make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1e6, observer=notes
     )
     pilot = summarize(
@@ -175,14 +179,16 @@ def test_auto_goes_on_to_what_the_margin_needs(tmp_path: Path) -> None:
     assert len(launcher.asked) == 2 * needed
     assert any(f"needs {needed} seeds" in text for text in notes.said)
     assert (comparison.look, comparison.error_rate) == (1, pytest.approx(0.04))
-    again = run_with_estimated_seeds(_make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1e6)
+    again = run_pilot_and_estimated_seeds(
+        _make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1e6
+    )
     assert (again.seeds, len(launcher.asked), again.look) == (comparison.seeds, 2 * needed, 1)
 
 
 def test_auto_tests_with_the_spread_of_its_pilot(tmp_path: Path) -> None:
     """The interval after all seeds has the pilot's spread and its four degrees of freedom, read again or not."""
     terms = Terms(margin=1)
-    comparison = run_with_estimated_seeds(_make, tmp_path, Pretend(), terms=terms, budget_seconds=1e6)
+    comparison = run_pilot_and_estimated_seeds(_make, tmp_path, Pretend(), terms=terms, budget_seconds=1e6)
     differences = [(TOP1["half"][seed % 8] - TOP1["fp32"][seed % 8]) / 100 for seed in comparison.seeds]
     row = comparison.arms[1]
     assert row.quality.confidence is not None
@@ -200,12 +206,14 @@ def test_auto_tests_with_the_spread_of_its_pilot(tmp_path: Path) -> None:
 def test_auto_stops_at_its_budget(tmp_path: Path) -> None:
     """A seed that would not end in time is not begun; the report says how far it came and goes on the next time."""
     launcher = Pretend(seconds=60)
-    comparison = run_with_estimated_seeds(_make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1)
+    comparison = run_pilot_and_estimated_seeds(
+        _make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1
+    )
     assert comparison.seeds == [0, 1, 2, 3, 4]
     assert comparison.reading[-1].startswith("The budget of 1 s ended it after 5 of the ")
     assert "the power to detect a difference is below 80 %" in comparison.reading[-1]
     assert comparison.look == 1
-    more = run_with_estimated_seeds(_make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1e6)
+    more = run_pilot_and_estimated_seeds(_make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1e6)
     assert len(more.seeds) > 5
     assert (more.look, more.error_rate) == (2, pytest.approx(0.005))
     assert len(launcher.asked) == 2 * len(more.seeds)

@@ -69,7 +69,7 @@ def _half(comparison: Comparison) -> ArmSummary:
 def test_one_look_is_written_and_tested(tmp_path: Path) -> None:
     """A comparison that ends leaves a line with its seeds, pairs, margins and cells."""
     comparison = _compare(tmp_path, range(3))
-    (look,) = RunDirectory(tmp_path).looks()
+    (look,) = RunDirectory(tmp_path).read_looks()
     assert (look.number, look.seeds, look.pairs) == (1, [0, 1, 2], {"half": 3})
     assert look.error_rate == pytest.approx(0.04)
     assert (look.margin, look.time_margin, look.reference, look.arms) == (0.5, 0.02, "fp32", list(ARMS))
@@ -96,7 +96,7 @@ def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
     second = _compare(tmp_path, range(6))
     assert second.look == 2
     assert second.error_rate == pytest.approx(0.005)
-    assert [look.number for look in RunDirectory(tmp_path).looks()] == [1, 2]
+    assert [look.number for look in RunDirectory(tmp_path).read_looks()] == [1, 2]
     for form in ("md", "html", "json"):
         if not FORMATS[form].missing_packages:
             assert "Look 2 at these arms, tested at an error rate of 0.5 %" in _shown(second, form)
@@ -130,7 +130,7 @@ def test_what_is_another_look(tmp_path: Path, options: dict[str, Any], looks: in
     launcher = Pretend()
     first = _compare(tmp_path, range(5), launcher=launcher)
     again = _compare(tmp_path, range(5), launcher=launcher, **options)
-    assert (again.look, len(RunDirectory(tmp_path).looks())) == (looks, looks)
+    assert (again.look, len(RunDirectory(tmp_path).read_looks())) == (looks, looks)
     assert again.error_rate == (first.error_rate if looks == 1 else pytest.approx(0.005))
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
         assert str(_half(comparison).quality) == "inconclusive (not tested)"
         assert _half(comparison).quality.low is None
         assert any(line.startswith("Nothing was tested: some runs") for line in comparison.reading)
-    assert RunDirectory(tmp_path).looks() == []
+    assert RunDirectory(tmp_path).read_looks() == []
     whole = _compare(tmp_path, range(6))
     assert whole.look == 1
     assert whole.error_rate == pytest.approx(0.04)
@@ -180,7 +180,7 @@ def test_a_report_of_runs_on_the_way_tests_nothing(tmp_path: Path) -> None:
     _compare(tmp_path, range(6), test=False)
     shown = reload_comparison(tmp_path)
     assert str(_half(shown).quality) == "inconclusive (not tested)"
-    assert len(RunDirectory(tmp_path).looks()) == 1
+    assert len(RunDirectory(tmp_path).read_looks()) == 1
 
 
 def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
 def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
     """A failed cell is part of no look; that it ran later is a look and no repeat."""
     _compare(tmp_path, range(4), launcher=Pretend(fail=[3]))
-    assert RunDirectory(tmp_path).looks()[0].seeds == [0, 1, 2]
+    assert RunDirectory(tmp_path).read_looks()[0].seeds == [0, 1, 2]
     whole = _compare(tmp_path, range(4))
     assert whole.look == 2
 
@@ -235,10 +235,10 @@ def test_the_journal_is_strict_json(tmp_path: Path) -> None:
     _compare(tmp_path, range(4))
     lines = [json.loads(line) for line in (RunDirectory(tmp_path).journal_file).read_text().splitlines()]
     assert [list(line) for line in lines] == [["look"]] * 2
-    looks = RunDirectory(tmp_path).looks()
+    looks = RunDirectory(tmp_path).read_looks()
     older = "".join(json.dumps({"before": "0" * 16, **line}) + "\n" for line in lines)
     RunDirectory(tmp_path).journal_file.write_text(older)
-    assert RunDirectory(tmp_path).looks() == looks
+    assert RunDirectory(tmp_path).read_looks() == looks
 
 
 def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_it_is_a_look_that_is_counted(tmp_path: Path) -> None:
     assert (other.reference, other.look) == ("half", 2)
     assert other.error_rate == pytest.approx(0.005)
     assert {row.arm for row in other.arms if str(row.quality)} == {row.arm for row in other.arms} - {"half"}
-    looks = RunDirectory(tmp_path).looks()
+    looks = RunDirectory(tmp_path).read_looks()
     assert [look.reference for look in looks] == ["fp32", "half"]
 
 
@@ -292,7 +292,7 @@ def test_runs_on_the_way_are_not_tested(tmp_path: Path) -> None:
     (tmp_path / "cells" / plan["cells"]["half@2"] / "record.json").unlink()
     shown = reload_comparison(tmp_path, reference="half")
     assert (shown.reference, shown.error_rate) == ("half", 0)
-    assert RunDirectory(tmp_path).looks() == []
+    assert RunDirectory(tmp_path).read_looks() == []
 
 
 def test_a_name_that_is_none(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_name_that_is_none(tmp_path: Path) -> None:
         ConfigError, match=r"--reference 'hal' is not one of the arms of these runs: fp32, .*half"
     ):
         reload_comparison(tmp_path, reference="hal")
-    assert len(RunDirectory(tmp_path).looks()) == 1
+    assert len(RunDirectory(tmp_path).read_looks()) == 1
 
 
 def test_a_folder_in_use_is_not_written(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_folder_in_use_is_not_written(tmp_path: Path) -> None:
     _compare(tmp_path, range(3))
     with RunDirectory(tmp_path).lock(), pytest.raises(ConfigError, match="in use by another command"):
         reload_comparison(tmp_path, reference="half")
-    assert len(RunDirectory(tmp_path).looks()) == 1
+    assert len(RunDirectory(tmp_path).read_looks()) == 1
 
 
 def test_a_look_that_cannot_be_written_is_not_tested(tmp_path: Path) -> None:

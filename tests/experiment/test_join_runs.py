@@ -78,11 +78,11 @@ def test_the_table_is_one_more_look_at_each_folder(machines: list[Path]) -> None
     """It is written into both journals; the same table again spends nothing, and a folder keeps its own verdict."""
     own = [reload_comparison(folder) for folder in machines]
     joined = join_comparison(machines)
-    looks = [RunDirectory(folder).looks() for folder in machines]
+    looks = [RunDirectory(folder).read_looks() for folder in machines]
     assert [[look.error_rate for look in some] for some in looks] == [pytest.approx([0.04, 0.005])] * 2
     again = join_comparison(machines)
     assert (again.arms, again.error_rate) == (joined.arms, joined.error_rate)
-    assert [RunDirectory(folder).looks() for folder in machines] == looks
+    assert [RunDirectory(folder).read_looks() for folder in machines] == looks
     assert [reload_comparison(folder).arms for folder in machines] == [each.arms for each in own]
 
 
@@ -113,7 +113,7 @@ def test_folders_of_two_comparisons_are_refused(
     other = _compare(tmp_path / "other", **{"seeds": range(20, 22), **options})  # type: ignore[arg-type]
     with pytest.raises(RecordError, match=said):
         join_comparison([machines[0], other])
-    assert len(RunDirectory(machines[0]).looks()) == 1
+    assert len(RunDirectory(machines[0]).read_looks()) == 1
 
 
 def test_a_folder_in_use_and_one_without_a_plan(machines: list[Path], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_script_that_is_shorter_than_the_prefix(monkeypatch: pytest.MonkeyPatc
         shares = {"bf16": ShareLost(now=0.6, rest=0.6)} if options.prefix == made else {}
         return WatchedFirstSteps(steps=made, shares=shares)
 
-    monkeypatch.setattr("ampcompare.experiment.look_ahead._prefix_of_training", prefix_of)
+    monkeypatch.setattr("ampcompare.experiment.look_ahead._run_prefix_of_training", prefix_of)
     script = tmp_path / "train.py"
     script.touch()
     found = ampcompare.look_ahead(["half:bf16"], script=[str(script)], device="cpu")

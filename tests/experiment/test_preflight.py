@@ -10,7 +10,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ArmAdvice, UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.contract import BY_HAND, Launcher, record_of_failed_cell
-from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.experiment.preflight import run_trials_of_rows
 from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.run import RunRecord
@@ -45,7 +45,7 @@ class ByArm(Launcher):
             rows.append({**END, "advice": advice} if self.advice.arms else END)
         folder.mkdir(parents=True)
         (folder / CellFile.SCRIPT).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        steps = read_rows(folder / CellFile.SCRIPT).steps
+        steps = read_script_rows(folder / CellFile.SCRIPT).steps
         (folder / CellFile.STEPS).write_text("".join(f"{dump_json(step, indent=None)}\n" for step in steps))
         record = record_of_failed_cell(config, "with all its arms", exit_code=2)
         return (

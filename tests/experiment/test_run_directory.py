@@ -64,7 +64,7 @@ def test_a_plan_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
         time_margin=1,
     )
     run.append_look(look)
-    assert run.looks() == [look]
+    assert run.read_looks() == [look]
     assert json.loads(run.plan_file.read_text()) == {**values, "weather": "fine"}
 
 

@@ -10,7 +10,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.plan import (
     Plan,
     balanced_arm_orders,
-    devices_of_cells,
+    device_by_arm_per_seed,
     parse_seeds,
     position_sums_of_arms,
 )
@@ -132,21 +132,21 @@ def test_arms_visit_devices_equally_often(arms: int, devices: int) -> None:
     """In a full round of seeds, together or spread, an arm is on each device once, and devices have equal work."""
     names = [str(arm) for arm in range(arms)]
     for by_seed in (True, False):
-        rows = devices_of_cells(names, 2 * devices, devices, 7, by_seed=by_seed)
+        rows = device_by_arm_per_seed(names, 2 * devices, devices, 7, by_seed=by_seed)
         for name in names:
             assert sorted(row[name] for row in rows[:devices]) == list(range(devices))
         work = Counter(device for row in rows for device in row.values())
         assert set(work.values()) == {2 * arms}
-    assert all(len(set(row.values())) == 1 for row in devices_of_cells(names, devices, devices, 7))
+    assert all(len(set(row.values())) == 1 for row in device_by_arm_per_seed(names, devices, devices, 7))
 
 
 def test_few_seeds_use_all_devices() -> None:
     """Seeds that do not fill the devices are spread evenly; the draw follows its seed, and a full round stays."""
-    rows = devices_of_cells(ARMS_8, 2, 16, 3)
+    rows = device_by_arm_per_seed(ARMS_8, 2, 16, 3)
     assert max(Counter(device for row in rows for device in row.values()).values()) == 1
-    assert rows == devices_of_cells(ARMS_8, 2, 16, 3)
-    assert rows != devices_of_cells(ARMS_8, 2, 16, 4)
-    assert devices_of_cells(ARMS_8, 4, 4, 3) == devices_of_cells(ARMS_8, 9, 4, 3)[:4]
+    assert rows == device_by_arm_per_seed(ARMS_8, 2, 16, 3)
+    assert rows != device_by_arm_per_seed(ARMS_8, 2, 16, 4)
+    assert device_by_arm_per_seed(ARMS_8, 4, 4, 3) == device_by_arm_per_seed(ARMS_8, 9, 4, 3)[:4]
 
 
 @pytest.mark.parametrize(

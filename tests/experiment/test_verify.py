@@ -24,7 +24,7 @@ from ampcompare.experiment.rewrite_comparison import (
 )
 from ampcompare.experiment.script_process import trace_script_in_child
 from ampcompare.experiment.script_run import ScriptRun
-from ampcompare.experiment.verify import verify_script
+from ampcompare.experiment.verify import verify_rewritten_script
 from ampcompare.source.migrate.project import migrate_file
 
 RUN = ScriptRun([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})
@@ -142,7 +142,7 @@ def test_weights_that_roundings_take_as_far_are_within_rounding() -> None:
         runs = verify._Verification(
             "train.py", [], functools.partial(_return, twin), print, how="", stack=None
         )
-        assert runs._compare_beside_twin(original, rewritten)[0] == verdict
+        assert runs._compare_with_twin_if_different(original, rewritten)[0] == verdict
 
 
 def grown(factor: float, *, bias: float = 0.0) -> ScriptRun:
@@ -197,7 +197,7 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
 
         monkeypatch.setattr(verify, "trace_script_in_child", run)
         said: list[str] = []
-        assert verify_script(str(script), [], steps=5, say=said.append, how="rewrite") == code
+        assert verify_rewritten_script(str(script), [], steps=5, say=said.append, how="rewrite") == code
         assert next(line for line in said if line.startswith(f"verdict: {expected}"))
         assert [how.get("opt_level") for how in asked] == [None, None, "O1"]
 
@@ -313,7 +313,7 @@ def test_optimizers_that_step_in_another_order_than_they_were_initialized(tmp_pa
     script = tmp_path / "train.py"
     script.write_text(TWO, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), [], steps=3, say=said.append, how="rewrite") == 0
+    assert verify_rewritten_script(str(script), [], steps=3, say=said.append, how="rewrite") == 0
     assert f"verdict: {EQUAL}; you can go on with the rewritten files:" in said
 
 
@@ -342,9 +342,9 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
         said: list[str] = []
         if fault in REFUSED:
             with pytest.raises(LaunchError, match="the rewritten script ended"):
-                verify_script(str(script), [], steps=3, say=said.append, how="rewrite")
+                verify_rewritten_script(str(script), [], steps=3, say=said.append, how="rewrite")
             continue
-        code = verify_script(str(script), [], steps=3, say=said.append, how="rewrite")
+        code = verify_rewritten_script(str(script), [], steps=3, say=said.append, how="rewrite")
         assert code == (0 if fault == "none" else 1), (fault, said)
 
 
@@ -361,7 +361,7 @@ def test_a_rewritten_script_trains_the_same(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), [level, factor], steps=6, say=said.append, how="rewrite") == 0
+    assert verify_rewritten_script(str(script), [level, factor], steps=6, say=said.append, how="rewrite") == 0
     compares = verdict == WITHIN  # with O2, which torch.amp does not have
     assert said[-2 - compares].startswith(
         f"verdict: {verdict}; you can go on {'if' if compares else 'with'} "
@@ -383,7 +383,7 @@ def test_clipping_in_every_micro_batch_trains_the_same(tmp_path: Path) -> None:
     apart = "    if step % 2 == 1:\n        optimizer.step()\n        optimizer.zero_grad()\n"
     script.write_text(SCRIPT.replace(step, apart).replace(", 1.0)", ", 0.1)"), encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), ["O1", "1e4"], steps=4, say=said.append, how="rewrite") == 0
+    assert verify_rewritten_script(str(script), ["O1", "1e4"], steps=4, say=said.append, how="rewrite") == 0
     assert said[-2].startswith(f"verdict: {WITHIN}; you can go on")
     assert all("4 steps, 1 skipped" in line for line in said[:2])
 
@@ -420,7 +420,9 @@ def test_calls_of_apex_in_another_file_and_a_folder_of_PYTHONPATH_are_found(
     script.write_text("import loop\n", encoding="utf-8")
     loop.write_text(HELPED, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), ["--epochs", "1"], steps=6, say=said.append, how="rewrite") == 0
+    assert (
+        verify_rewritten_script(str(script), ["--epochs", "1"], steps=6, say=said.append, how="rewrite") == 0
+    )
     assert said[1] == "rewritten, on torch: 3 steps, 0 skipped, 7 backward passes"
     assert said[-1].endswith(f"migrate --rewrite --write {script} {loop}")
 
@@ -431,7 +433,7 @@ def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("from apex import amp\nraise RuntimeError('no data')\n", encoding="utf-8")
     with pytest.raises(LaunchError, match="RuntimeError: no data"):
-        verify_script(str(script), [], steps=2, say=lambda line: None, how="rewrite")
+        verify_rewritten_script(str(script), [], steps=2, say=lambda line: None, how="rewrite")
 
 
 PROBABILITIES = """
@@ -461,7 +463,7 @@ def test_a_cross_entropy_of_probabilities_trains_the_same_outside_of_autocast(tm
     script = tmp_path / "train.py"
     script.write_text(PROBABILITIES, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), [], steps=3, say=said.append, how="rewrite") == 0
+    assert verify_rewritten_script(str(script), [], steps=3, say=said.append, how="rewrite") == 0
     assert "skipped steps: equal" in said
     assert any(line.startswith("known difference") and "AMP230" in line for line in said)
 
@@ -476,7 +478,7 @@ def test_a_cross_entropy_that_autocast_refuses_is_said_with_its_line(tmp_path: P
     with pytest.raises(
         LaunchError, match=r"the rewritten script ended .*train\.py:7: AMP230: .* are unsafe to autocast: "
     ):
-        verify_script(str(script), [], steps=3, say=lambda line: None, how="rewrite")
+        verify_rewritten_script(str(script), [], steps=3, say=lambda line: None, how="rewrite")
 
 
 def test_a_refused_cross_entropy_of_the_original_or_of_the_result_is_known(tmp_path: Path) -> None:
@@ -498,14 +500,14 @@ def test_a_run_ends_with_its_time_and_with_what_the_script_leaves_behind(
     left = (
         "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr); sys.exit(5)"
     )
-    code, said = script_process.run_command([sys.executable, "-c", left], dict(os.environ))
+    code, said = script_process.run_command_with_time_limit([sys.executable, "-c", left], dict(os.environ))
     assert code == 5
     assert (
         psutil.wait_procs([psutil.Process(int(said))] if psutil.pid_exists(int(said)) else [], timeout=20)[1]
         == []
     )
     monkeypatch.setattr(script_process, "TIME_LIMIT", 0.1)
-    assert script_process.run_command(["sleep", "300"], dict(os.environ)) == (None, "")
+    assert script_process.run_command_with_time_limit(["sleep", "300"], dict(os.environ)) == (None, "")
 
 
 @pytest.mark.integration
@@ -528,11 +530,11 @@ def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     with pytest.raises(ConfigError, match="by hand"):
-        verify_script(str(script), [], steps=2, say=lambda line: None, how="rewrite")
+        verify_rewritten_script(str(script), [], steps=2, say=lambda line: None, how="rewrite")
     with pytest.raises(ConfigError, match="no script"):
-        verify_script(str(tmp_path / "other.py"), [], steps=2, say=lambda line: None, how="rewrite")
+        verify_rewritten_script(str(tmp_path / "other.py"), [], steps=2, say=lambda line: None, how="rewrite")
     with pytest.raises(ConfigError, match="is a folder"):
-        verify_script(str(tmp_path), [], steps=2, say=lambda line: None, how="rewrite")
+        verify_rewritten_script(str(tmp_path), [], steps=2, say=lambda line: None, how="rewrite")
 
 
 def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(
@@ -547,7 +549,7 @@ def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(
     Path("logs").mkdir()
     said: list[str] = []
     words = ["O1", "1", str(tmp_path / "logs/log.txt")]
-    assert verify_script("train.py", words, steps=20, say=said.append, how="rewrite") == 0
+    assert verify_rewritten_script("train.py", words, steps=20, say=said.append, how="rewrite") == 0
     assert any(line.startswith("the script writes checkpoint.pt, logs/log.txt: ") for line in said)
     assert Path("checkpoint.pt").read_text() == "the user's"
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
@@ -680,7 +682,7 @@ def test_a_switch_that_asks_for_apex_finds_none(
     monkeypatch.setattr(verify, "trace_script_in_child", run)
     monkeypatch.setattr(verify, "migrate_whole_files", lambda paths, how: verify.MigratedFiles([], False, []))
     said: list[str] = []
-    assert verify_script(str(script), [], steps=4, say=said.append, how="rewrite") == 1
+    assert verify_rewritten_script(str(script), [], steps=4, say=said.append, how="rewrite") == 1
     assert "scaled no loss in 4 steps and 4 backward passes: its switch for fp16 did not act" in said[-2]
 
 
@@ -693,7 +695,9 @@ def test_the_adapter_is_verified_as_a_rewrite(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text("from apex import amp\n", encoding="utf-8")
     for level in ("O1", "O2"):
         said: list[str] = []
-        assert verify_script(str(script), [level, "1e4"], steps=6, say=said.append, how="adapter") == 0
+        assert (
+            verify_rewritten_script(str(script), [level, "1e4"], steps=6, say=said.append, how="adapter") == 0
+        )
         assert said[1] == "with the adapter, on torch: 6 steps, 1 skipped, 6 backward passes"
         assert said[-2] == f"verdict: {EQUAL}; you can go on with the adapter:"
         files = [str(script), str(tmp_path / "steps.py")]
@@ -718,7 +722,7 @@ def test_nothing_to_compare_says_what_the_script_did(tmp_path: Path, start: str,
     script.write_text(f"import torch\nfrom apex import amp\n{build}{start}{LOOP}", encoding="utf-8")
     said: list[str] = []
     try:
-        verify_script(str(script), [], steps=4, say=said.append, how="adapter")
+        verify_rewritten_script(str(script), [], steps=4, say=said.append, how="adapter")
     except LaunchError as error:
         said.append(str(error))
     assert re.search(words, "\n".join(said))

@@ -11,7 +11,7 @@ from ampcompare.base.errors import LaunchError
 from ampcompare.cli import main
 from ampcompare.experiment import verify
 from ampcompare.experiment.rewrite_comparison import EQUAL
-from ampcompare.experiment.verify import verify_script
+from ampcompare.experiment.verify import verify_rewritten_script
 from ampcompare.source.migrate.adapter.choice import MigrationChoice, choose_adapter_for_all
 
 HEAD = """
@@ -96,7 +96,7 @@ def test_a_project_trains_the_same(tmp_path: Path, files: str, steps: int, passe
     said: list[str] = []
     several = "engine" in FILES[files]  # which move with the adapter
     assert (
-        verify_script(
+        verify_rewritten_script(
             str(tmp_path / "main.py"),
             ["O1"],
             steps=6,
@@ -149,7 +149,7 @@ def test_the_adapter_is_found_where_it_will_lie(has_init: bool, tmp_path: Path) 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     said: list[str] = []
-    code = verify_script(str(tmp_path / "main.py"), [], steps=4, say=said.append)
+    code = verify_rewritten_script(str(tmp_path / "main.py"), [], steps=4, say=said.append)
     files = [str(tmp_path / "main.py"), str(tmp_path / "engine" / "trainer.py")]
     command = shlex.split(said[-1]) if code == 0 else ["ampcompare", "migrate", "--write", *files]
     assert command[:4] == ["ampcompare", "migrate", "--write", files[0]]
@@ -177,7 +177,7 @@ def test_an_adapter_that_no_import_finds_is_no_green_verdict(
         lambda paths: _placed_elsewhere(choose_adapter_for_all(paths), tmp_path / "elsewhere"),
     )
     with pytest.raises(LaunchError, match=r"No module named 'torch_amp_adapter' \(.*train.py:3\)"):
-        verify_script(str(script), [], steps=4, say=[].append, how="adapter")
+        verify_rewritten_script(str(script), [], steps=4, say=[].append, how="adapter")
 
 
 def _placed_elsewhere(choice: MigrationChoice, folder: Path) -> MigrationChoice:
@@ -209,6 +209,6 @@ def test_a_part_of_the_core_outside_of_the_folder_of_the_script_moves_with_it(tm
         (tmp_path / name).write_text(text)
     script, bot = tmp_path / "examples" / "main.py", tmp_path / "lib" / "bot.py"
     said: list[str] = []
-    assert verify_script(str(script), [], steps=3, say=said.append) == 0
+    assert verify_rewritten_script(str(script), [], steps=3, say=said.append) == 0
     assert any(each.startswith(f"{bot} takes the adapter") for each in said)
     assert shlex.split(said[-1]) == ["ampcompare", "migrate", "--write", str(script), str(bot)]

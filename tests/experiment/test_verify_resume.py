@@ -7,7 +7,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.launch.contract import Launcher, Progress
-from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.experiment.launch.worker.cell import train_cell_and_write_record
 from ampcompare.experiment.single_run import verify_resume
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -33,7 +33,7 @@ class Inline(Launcher):
     ) -> RunRecord:
         folder.mkdir(parents=True, exist_ok=True)
         self.before(config, folder)
-        return run_cell(config, folder, on_progress)
+        return train_cell_and_write_record(config, folder, on_progress)
 
 
 def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ampcompare.experiment.rewrite_comparison import (
     differences_beyond_twin,
 )
 from ampcompare.experiment.script_run import ScriptRun
-from ampcompare.experiment.verify import verify_script
+from ampcompare.experiment.verify import verify_rewritten_script
 from ampcompare.settings.stack import StackConfig, parse_stacks
 
 RUN = ScriptRun(
@@ -152,7 +152,9 @@ def test_the_rewritten_script_trains_as_the_apex_of_a_stack(
         monkeypatch.setenv("CASE", case)
         said: list[str] = []
         assert (
-            verify_script(str(script), arguments, steps=6, say=said.append, how="rewrite", stack=stack)
+            verify_rewritten_script(
+                str(script), arguments, steps=6, say=said.append, how="rewrite", stack=stack
+            )
             == code
         ), said
         assert "in the stack old (Python " in said[0]
@@ -170,7 +172,7 @@ def test_without_apex_the_ampcompare_of_a_stack_trains_there(tmp_path: Path) -> 
     script.write_text(SCRIPT, encoding="utf-8")
     said: list[str] = []
     assert (
-        verify_script(
+        verify_rewritten_script(
             str(script), ["O1"], steps=6, say=said.append, how="rewrite", stack=_stack(sys.executable)
         )
         == 0
@@ -186,14 +188,14 @@ def test_what_cannot_run_in_a_stack_is_said(bare: str, tmp_path: Path) -> None:
     script.write_text(SCRIPT, encoding="utf-8")
     run = {"steps": 6, "say": lambda line: None}
     with pytest.raises(EnvironmentUnfit, match="the stack old cannot be started"):
-        verify_script(str(script), ["O0"], stack=_stack(str(tmp_path / "none")), **run)  # type: ignore[arg-type]
+        verify_rewritten_script(str(script), ["O0"], stack=_stack(str(tmp_path / "none")), **run)  # type: ignore[arg-type]
     (tmp_path / "site" / "apex" / "amp" / "handle.py").write_text(
         "raise OSError('no kernels')", encoding="utf-8"
     )
     with pytest.raises(
         LaunchError, match="unchanged script in the stack old ended with exit code 1: OSError: no kern"
     ):
-        verify_script(str(script), ["O0"], stack=_stack(bare), **run)  # type: ignore[arg-type]
+        verify_rewritten_script(str(script), ["O0"], stack=_stack(bare), **run)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.rows import read_script_rows
 
 pytestmark = pytest.mark.integration
 RECORD = ("--record", "r.jsonl")
@@ -41,14 +41,14 @@ def test_a_script_is_recorded_to_its_last_step(forked_python: Any, tmp_path: Pat
     """It ends after as many steps as asked for, with exit code 0; weights and batches follow from the seed."""
     done = run(forked_python, tmp_path, SCRIPT, "--arm", "bf16", "--seed", "3", "--max-steps", "4", *RECORD)
     assert done.returncode == 0, done.stderr
-    rows = read_rows(tmp_path / "r.jsonl")
+    rows = read_script_rows(tmp_path / "r.jsonl")
     assert len(rows.steps) == 4
     assert rows.scalars == {"rate": [0.1] * 4, "top1": [90, 91, 92, 93]}
     assert (len(rows.weights), len(rows.batches)) == (1, 3)
     assert rows.setup["device"]["device"] == "cpu"
     other = run(forked_python, tmp_path, SCRIPT, "--arm", "O2", "--seed", "3", "--max-steps", "3", *RECORD)
     assert other.returncode == 0, other.stderr
-    again = read_rows(tmp_path / "r.jsonl")
+    again = read_script_rows(tmp_path / "r.jsonl")
     assert (again.weights, again.batches) == (rows.weights, rows.batches)
 
 
@@ -105,7 +105,7 @@ for step in range(3):
 def test_a_script_whose_scaler_skips_all_steps_has_trained(forked_python: Any, tmp_path: Path) -> None:
     done = run(forked_python, tmp_path, ALL_SKIPPED, "--arm", "script", *RECORD)
     assert (done.returncode, "nothing was trained" in done.stderr) == (0, False), done.stderr
-    assert [step.applied for step in read_rows(tmp_path / "r.jsonl").steps] == 3 * [(False,)]
+    assert [step.applied for step in read_script_rows(tmp_path / "r.jsonl").steps] == 3 * [(False,)]
 
 
 def test_a_script_that_reaches_no_arm_fails(forked_python: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.results.analysis.pairing.declared import role_comparisons
 from tests.covering import covering
 from tests.script.doors import ARMS, DOORS, LIBRARY_DOORS, OPTIMIZERS, script_of
@@ -30,7 +30,7 @@ def check(arm: str, door: str, optimizer: str, folder: Path, python: Any) -> str
     words = ["-m", "ampcompare", "exec", "--arm", arm, "--record", "rows.jsonl", "train.py"]
     done = python.run(words, folder, {**os.environ, "PYTHONWARNINGS": "ignore"})
     assert done.returncode == 0, done.stderr
-    rows = read_rows(folder / "rows.jsonl")
+    rows = read_script_rows(folder / "rows.jsonl")
     assert not [text for text in rows.remarks if "in its first" in text]  # each optimizer gets gradients
     ledger = rows.ledger
     assert ledger is not None

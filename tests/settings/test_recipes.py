@@ -11,7 +11,7 @@ from ampcompare.experiment.sources import (
     SettingsRequest,
     collect_settings,
     matrix_rows,
-    published_table_beside_rows,
+    published_table_matched_to_rows,
 )
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import join_matrices, list_recipes, load_recipe
@@ -61,14 +61,14 @@ def test_published_figures_have_their_rows(name: str) -> None:
     """At each scale every published figure stands beside the same row of the recipe."""
     sources = collect_settings(SettingsRequest(recipe=name), TRAIN)
     rows = matrix_rows(sources)
-    published = published_table_beside_rows(sources, rows)
+    published = published_table_matched_to_rows(sources, rows)
     assert published is not None
     assert published.differs == []
     assert all(line.row for line in published.rows)
     for scale in load_recipe(name).matrix.scales:
         small = collect_settings(SettingsRequest(recipe=name, size=scale), TRAIN)
         there = matrix_rows(small)
-        again = published_table_beside_rows(small, there)
+        again = published_table_matched_to_rows(small, there)
         assert again is not None
         places = {row.label: place for place, row in enumerate(rows)}
         found = {row.label: place for place, row in enumerate(there)}

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks import load_data
 from ampcompare.tasks.data import SampleOptions
-from ampcompare.tasks.image_data import digits
+from ampcompare.tasks.image_data import load_digits_data
 from ampcompare.tasks.in_memory import resize_images, shift_images
 from ampcompare.tasks.overflow_digits import BRIGHTNESS, overflow_digits
 
@@ -114,7 +114,7 @@ def test_synthetic_images_follow_the_options() -> None:
 def test_a_few_training_images_have_one_bright_pixel() -> None:
     """One image in 500 differs from the digits, in one pixel that fp16 can hold, whatever the seed."""
     plain, bright, other = (
-        digits(SampleOptions(0, augment=False)),
+        load_digits_data(SampleOptions(0, augment=False)),
         overflow_digits(seed=0),
         overflow_digits(seed=1),
     )

@@ -9,7 +9,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks import catalog, image_data, list_data, list_models
-from ampcompare.tasks.catalog import check_model, check_task_of_recipe, torchvision_models
+from ampcompare.tasks.catalog import check_model, check_task_of_recipe, torchvision_model_kinds
 from ampcompare.tasks.task import Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
@@ -55,7 +55,7 @@ def test_a_task_measures_what_the_catalog_says(name: str) -> None:
 def test_the_catalog_is_that_of_torchvision() -> None:
     """The names that are read from torchvision's source are those that torchvision itself lists."""
     models = load_torchvision().models
-    found = torchvision_models()
+    found = torchvision_model_kinds()
     assert found is not None
     assert sorted(found) == models.list_models()
     for kind, module in (("classification", models), ("segmentation", models.segmentation)):

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.boxes import average_precision, box_iou, nms, right_detections
+from ampcompare.tasks.boxes import average_precision, box_iou, mask_of_right_detections, nms
 from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.detection import Detection, detection
 from ampcompare.tasks.models import build_model
 from ampcompare.tasks.networks import CenterNet
-from ampcompare.tasks.shapes import CLASSES, boxed_shapes, shapes
+from ampcompare.tasks.shapes import CLASSES, make_boxed_shape_images, make_shape_images
 
 
 def _task(**recipe: Any) -> Detection:
@@ -41,8 +41,8 @@ def _truth(batch: dict[str, Tensor], shift: float = 0.0) -> list[dict[str, Tenso
 def test_boxes_enclose_the_pixels_of_a_class() -> None:
     """The boxes of a class together enclose its pixels of the segmentation of equal images, up to hidden shapes."""
     small = SampleOptions(0, image_size=24, train_size=16, val_size=4)
-    boxed = boxed_shapes(small).train
-    images, classes = shapes(small).train
+    boxed = make_boxed_shape_images(small).train
+    images, classes = make_shape_images(small).train
     assert torch.equal(boxed["image"], images)
     assert (boxed["labels"].max(1).values > 0).all(), "every image has an object"
     for kind in range(1, CLASSES):
@@ -124,7 +124,7 @@ class _Classifier(nn.Module):
 
 def test_a_model_that_is_no_detector() -> None:
     """A model that returns a tensor is named, in training and in evaluation."""
-    data = boxed_shapes(SampleOptions(0, image_size=16, train_size=4, val_size=2))
+    data = make_boxed_shape_images(SampleOptions(0, image_size=16, train_size=4, val_size=2))
     task = Detection(data, CLASSES, ModelConfig(arch="centernet"))
     batch = next(data.val_batches(2, device="cpu"))
     with pytest.raises(ConfigError, match="a Tensor in training mode; detection needs a dict of losses"):
@@ -164,10 +164,10 @@ def test_an_object_is_found_once() -> None:
     truth = torch.tensor([[[0.0, 0, 4, 4], [10, 10, 14, 14], [0, 0, 0, 0]]])
     boxes = torch.tensor([[[0.0, 0, 4, 4], [0, 0, 4, 4], [10, 10, 14, 14], [10, 10, 14, 13], [0, 0, 0, 0]]])
     labels = torch.tensor([[1, 1, 2, 1, 0]])
-    assert right_detections(boxes, labels, truth, torch.tensor([[1, 1, 0]]), iou=0.5).tolist() == [
+    assert mask_of_right_detections(boxes, labels, truth, torch.tensor([[1, 1, 0]]), iou=0.5).tolist() == [
         [True, False, False, True, False]
     ]
-    assert right_detections(boxes, labels, truth, torch.tensor([[1, 1, 0]]), iou=0.8).tolist() == [
+    assert mask_of_right_detections(boxes, labels, truth, torch.tensor([[1, 1, 0]]), iou=0.8).tolist() == [
         [True, False, False, False, False]
     ]
 

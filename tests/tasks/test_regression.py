@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks.regression import Regression, diabetes, regression
+from ampcompare.tasks.regression import Regression, load_diabetes_table, regression
 from ampcompare.training.evaluate import EvaluationResult, evaluate_models
 from ampcompare.training.precision.base import make_precision
 
@@ -28,7 +28,7 @@ class Guess(nn.Module):
 
 def test_the_mean_as_a_guess_is_chance() -> None:
     """A standardized guess of 0 is the mean of the training targets, and its RMSE is in their unit."""
-    (_, train), (_, val) = diabetes()
+    (_, train), (_, val) = load_diabetes_table()
     assert (len(train), len(val)) == (331, 111)
     found = measured(regression(Recipe(task="regression")), Guess())
     expected = float((val - train.mean()).square().mean().sqrt())

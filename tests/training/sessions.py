@@ -30,7 +30,7 @@ def events_of(session: Session) -> Iterator[list[StepRecord] | EpochResult]:
         session.config.cpu_half, session.precision.half_dtype, CPU, session.config.autocast_lists
     )
     with context:
-        yield from session.events()
+        yield from session.train_and_yield_events()
 
 
 def split(events: Iterable[list[StepRecord] | EpochResult]) -> tuple[list[StepRecord], list[EpochResult]]:

@@ -12,7 +12,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.results.analysis.pairing.declared import role_comparisons
 from ampcompare.results.records.ledger import Ledger
-from ampcompare.training.ledger import LedgerKeeper
+from ampcompare.training.ledger import TrainingLedgerRecorder
 from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import SingleProcess
 from ampcompare.training.precision import linear_products
@@ -53,8 +53,8 @@ def train(
     model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     precision = make_precision(arm)
     (model,), (made,) = precision.prepare([model], [OPTIMIZERS[optimizer](model.parameters())])
-    keeper = LedgerKeeper([model], 20)
-    make = keeper.with_looks_at_updates(update) if watched else update
+    keeper = TrainingLedgerRecorder([model], 20)
+    make = keeper.with_recorded_updates(update) if watched else update
     _, emulation = choose_cpu_half_mode_and_context("auto", precision.half_dtype, CPU)
     scales: tuple[float, ...] = ()
     with emulation:
@@ -64,7 +64,7 @@ def train(
             ]
             _, _, outcome = make([model], [made], precision, SingleProcess(), loss_of, batches, None)
             scales = outcome.loss_scales
-    ledger = keeper.look.ledger_of_looks(loss_scale=scales[0] if scales else None)
+    ledger = keeper.look.read_ledger_from_device(loss_scale=scales[0] if scales else None)
     return ledger, [param.detach().clone() for param in model.parameters()]
 
 
@@ -173,14 +173,14 @@ def test_zero_denominators_are_counted(arm: str, eps: float, zero: float) -> Non
     model: nn.Module = nn.Linear(8, 4)
     precision = make_precision(arm)
     (model,), (made,) = precision.prepare([model], [AdamW(model.parameters(), eps=eps)])
-    keeper = LedgerKeeper([model], 20)
+    keeper = TrainingLedgerRecorder([model], 20)
     batches = [1e-2 * torch.randn(16, 8)]
     _, emulation = choose_cpu_half_mode_and_context("auto", precision.half_dtype, CPU)
     with emulation:
-        keeper.with_looks_at_updates(update)(
+        keeper.with_recorded_updates(update)(
             [model], [made], precision, SingleProcess(), lambda m, x: 1e-2 * loss_of(m, x), batches, None
         )
-    found = keeper.look.ledger_of_looks()
+    found = keeper.look.read_ledger_from_device()
     assert found.zero_denominators == zero
     assert 0 < (found.largest_gradient or 0) < 1e-2
 
@@ -209,8 +209,8 @@ def test_later_looks_take_little_time() -> None:
     model = nn.Linear(4, 2)
     precision = make_precision("fp32")
     optimizer = SGD(model.parameters(), lr=0.1)
-    keeper = LedgerKeeper([model], 20)
-    make = keeper.with_looks_at_updates(update)
+    keeper = TrainingLedgerRecorder([model], 20)
+    make = keeper.with_recorded_updates(update)
     for _ in range(19):
         make([model], [optimizer], precision, SingleProcess(), loss_of, [torch.ones(2, 4)], None)
     assert keeper.look.steps == [0, 1]
@@ -230,13 +230,13 @@ def linear_ledger(arm: str, *, scale: float = 1.0, steps: int = 2) -> Ledger:
     model: nn.Module = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 32))
     precision = make_precision(arm)
     (model,), (made,) = precision.prepare([model], [AdamW(model.parameters(), lr=0.01)])
-    keeper = LedgerKeeper([model], 20)
+    keeper = TrainingLedgerRecorder([model], 20)
     batches = [scale * torch.randn(32, 48, generator=torch.Generator().manual_seed(1))]
     for _ in range(steps):
-        keeper.with_looks_at_updates(update)(
+        keeper.with_recorded_updates(update)(
             [model], [made], precision, SingleProcess(), loss_of, batches, None
         )
-    return keeper.look.ledger_of_looks(loss_scale=None)
+    return keeper.look.read_ledger_from_device(loss_scale=None)
 
 
 def test_the_ledger_has_the_products_of_linear_layers_by_format() -> None:

@@ -47,7 +47,7 @@ def _session(
     session = make_session(config)
     _, compute = choose_cpu_half_mode_and_context("auto", session.precision.half_dtype, CPU)
     with compute:
-        events = [event for event in session.events() if not isinstance(event, list)]
+        events = [event for event in session.train_and_yield_events() if not isinstance(event, list)]
     return session, compute, events
 
 

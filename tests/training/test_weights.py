@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ampcompare.training.hashes import inputs_sha256, parameters_sha256, weights_sha256
-from ampcompare.training.twin import perturb_optimized_weights, perturb_weights
+from ampcompare.training.twin import perturb_weights, perturb_weights_given_to_optimizers
 
 
 def test_each_weight_moves_by_one_part_in_512() -> None:
@@ -23,7 +23,7 @@ def test_what_an_optimizer_gets_changes_once() -> None:
     """A second optimizer of the same weights finds them changed, and later ones are left as they are."""
     layer, other = torch.nn.Linear(4, 4), torch.nn.Linear(2, 2)
     before, later = layer.weight.detach().clone(), other.weight.detach().clone()
-    end = perturb_optimized_weights()
+    end = perturb_weights_given_to_optimizers()
     torch.optim.SGD(layer.parameters(), lr=0.1)
     torch.optim.AdamW(layer.parameters(), lr=0.1)
     end()

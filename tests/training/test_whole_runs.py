@@ -36,7 +36,7 @@ def spoil_batches(session: Session, change: Change) -> Session:
 
 def play_spoiled(settings: RunConfig, change: Change) -> tuple[list[StepRecord], list[EpochResult], Session]:
     session = spoil_batches(make_session(settings), change)
-    return *split(session.events()), session
+    return *split(session.train_and_yield_events()), session
 
 
 def nan_at(*numbers: int) -> Change:
@@ -69,7 +69,7 @@ def test_rollback_goes_back_and_on(arm: str) -> None:
         return images
 
     made = spoil_batches(make_session(config(arm, on_nan="rollback", rollback_every=2)), break_weights)
-    _, epochs = split(made.events())
+    _, epochs = split(made.train_and_yield_events())
     assert made.rollbacks == [6]
     assert made.divergence.diverged_step is None
     assert len(epochs) == 2
@@ -99,4 +99,4 @@ def test_training_ends_when_it_is_good_enough_or_gets_no_better() -> None:
     assert len(epochs) == 3
     assert made.why_ended_early == "no better top-1 for 2 epochs, after epoch 2"
     assert made.divergence.diverged_step is None
-    assert list(made.events()) == []
+    assert list(made.train_and_yield_events()) == []

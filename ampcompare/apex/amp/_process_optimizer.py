@@ -58,7 +58,7 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     master_weights = bool(properties.master_weights)
     optimizer._amp_stash = AmpOptimizerState(master_weights, properties.half_dtype)
     if properties.loss_scale == "dynamic" and not _amp_state.strict:
-        device_skip.install_step_with_flags(optimizer)
+        device_skip.make_step_honor_overflow_flags(optimizer)
     if master_weights:
         _bind_method(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
         _bind_method(optimizer, "_master_params_to_model_params", _master_params_to_model_params)

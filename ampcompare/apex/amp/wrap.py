@@ -126,7 +126,7 @@ def cached_cast(
         return (
             general
             if cast_weight is None
-            else _short_linear_wrapper(original, general, convert, cast_weight, handle)
+            else _fast_linear_wrapper(original, general, convert, cast_weight, handle)
         )
 
     replace_function(handle, module, name, make)
@@ -179,7 +179,7 @@ def promote(module: Any, name: str, handle: AmpHandle) -> None:
 
     def make(original: Function) -> Function:
         general = make_promote_wrapper(original, float_cast(handle, name), handle)
-        return _short_promotion_wrapper(name, original, general, handle) if module is Tensor else general
+        return _fast_promotion_wrapper(name, original, general, handle) if module is Tensor else general
 
     replace_function(handle, module, name, make)
 
@@ -241,7 +241,7 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
                 kwargs = {key: cast_nested_tensors(value, dtype, convert) for key, value in kwargs.items()}
             return original(arg0, *new_args, **kwargs)
 
-        return _short_in_place_wrapper(name, original, wrapper, handle)
+        return _fast_in_place_wrapper(name, original, wrapper, handle)
 
     replace_function(handle, module, name, make)
 
@@ -299,7 +299,7 @@ def err_if_arg0_half(module: Any, name: str, handle: AmpHandle) -> None:
     replace_function(handle, module, name, make)
 
 
-def _short_linear_wrapper(
+def _fast_linear_wrapper(
     original: Function, general: Function, convert: Cast, cast_weight: Cast, handle: AmpHandle
 ) -> Function:
     """Return `F.linear` for a tensor as input and fp32 parameters.
@@ -351,7 +351,7 @@ def _short_linear_wrapper(
     return linear
 
 
-def _short_promotion_wrapper(name: str, original: Function, general: Function, handle: AmpHandle) -> Function:
+def _fast_promotion_wrapper(name: str, original: Function, general: Function, handle: AmpHandle) -> Function:
     """Return the wrapper of a method of tensors that promotes half to float, or `general` if it has no short form."""
     if name == "add":
 
@@ -364,7 +364,9 @@ def _short_promotion_wrapper(name: str, original: Function, general: Function, h
                     or ((kind is Tensor or kind is Parameter) and self.dtype is other.dtype)
                 ):
                     return original(self, other) if alpha is _MISSING else original(self, other, alpha=alpha)
-            return general(self, *_arguments_given(other, old_form), **_options_given(alpha=alpha))
+            return general(
+                self, *_without_missing_values(other, old_form), **_without_missing_options(alpha=alpha)
+            )
 
         return add
     if not name.startswith("__"):
@@ -383,7 +385,7 @@ def _short_promotion_wrapper(name: str, original: Function, general: Function, h
     return operator
 
 
-def _short_in_place_wrapper(name: str, original: Function, general: Function, handle: AmpHandle) -> Function:
+def _fast_in_place_wrapper(name: str, original: Function, general: Function, handle: AmpHandle) -> Function:
     """Return the wrapper of an in-place method, which an optimizer's step calls with casts off."""
     if name == "mul_":
 
@@ -395,7 +397,9 @@ def _short_in_place_wrapper(name: str, original: Function, general: Function, ha
 
         def add_(self: Any, other: Any = _MISSING, old_form: Any = _MISSING, *, alpha: Any = _MISSING) -> Any:
             if handle._is_active or old_form is not _MISSING or other is _MISSING:
-                return general(self, *_arguments_given(other, old_form), **_options_given(alpha=alpha))
+                return general(
+                    self, *_without_missing_values(other, old_form), **_without_missing_options(alpha=alpha)
+                )
             return original(self, other) if alpha is _MISSING else original(self, other, alpha=alpha)
 
         return add_
@@ -411,7 +415,9 @@ def _short_in_place_wrapper(name: str, original: Function, general: Function, ha
         ) -> Any:
             if handle._is_active or old_form is not _MISSING or value is _MISSING or tensor2 is _MISSING:
                 return general(
-                    self, *_arguments_given(tensor1, tensor2, old_form), **_options_given(value=value)
+                    self,
+                    *_without_missing_values(tensor1, tensor2, old_form),
+                    **_without_missing_options(value=value),
                 )
             return original(self, tensor1, tensor2, value=value)
 
@@ -419,9 +425,9 @@ def _short_in_place_wrapper(name: str, original: Function, general: Function, ha
     return general
 
 
-def _arguments_given(*values: Any) -> list[Any]:
+def _without_missing_values(*values: Any) -> list[Any]:
     return [value for value in values if value is not _MISSING]
 
 
-def _options_given(**values: Any) -> dict[str, Any]:
+def _without_missing_options(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not _MISSING}

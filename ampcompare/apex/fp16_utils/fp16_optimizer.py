@@ -13,7 +13,7 @@ from ampcompare.apex.fp16_utils.fp16util import clip_grad_norm, master_params_to
 from ampcompare.base.tensors.lists import group_tensors_by_type
 
 
-class AroundOptimizer:
+class InnerOptimizerFields:
     """Shows the fields of the optimizer inside."""
 
     optimizer: Any
@@ -37,7 +37,7 @@ class AroundOptimizer:
         self.optimizer.param_groups = value
 
 
-class FP16_Optimizer(AroundOptimizer):
+class FP16_Optimizer(InnerOptimizerFields):
     """Wrap `init_optimizer` so that it updates fp32 masters, and keep the loss scale.
 
     Trainable fp16 parameters are replaced in the groups by fp32 masters at construction; fp32 ones are stepped as they

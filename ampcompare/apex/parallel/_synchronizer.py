@@ -164,7 +164,7 @@ def model_key_of_buckets(module: nn.Module) -> list[tuple[int, bool, torch.dtype
     return result
 
 
-class Synchronizer:
+class GradientSynchronizer:
     """The hooks on the parameters of `module`, the buckets, and the state of the current round.
 
     The hooks do not keep it alive: without its owner they do nothing.
@@ -200,7 +200,7 @@ class Synchronizer:
         self._reference = weakref.ref(self)
         self._handles = [
             self.params[i].register_post_accumulate_grad_hook(
-                self._gradient_hook(partial(Synchronizer._note_gradient, index=i))
+                self._gradient_hook(partial(GradientSynchronizer._note_gradient, index=i))
             )
             for i in self.active
         ]
@@ -210,7 +210,7 @@ class Synchronizer:
         for handle in self._handles:
             handle.remove()
 
-    def _gradient_hook(self, react: "Callable[[Synchronizer], None]") -> Callable[[Tensor], None]:
+    def _gradient_hook(self, react: "Callable[[GradientSynchronizer], None]") -> Callable[[Tensor], None]:
         reference = self._reference
 
         def on_grad(_: Tensor) -> None:
@@ -234,7 +234,7 @@ class Synchronizer:
 
         That is the outermost pass: the parameters inside a reentrant checkpoint get theirs in a pass within it.
         """
-        output.register_hook(self._gradient_hook(Synchronizer._queue_finish_callback))
+        output.register_hook(self._gradient_hook(GradientSynchronizer._queue_finish_callback))
 
     def _queue_finish_callback(self) -> None:
         if not self._awaits_callback:

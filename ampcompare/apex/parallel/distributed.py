@@ -21,8 +21,8 @@ from ampcompare.base.tensors.tree import tensors_in_value
 from ._synchronizer import (
     BucketReduction,
     GradientBucket,
+    GradientSynchronizer,
     ParallelPreparationError,
-    Synchronizer,
     broadcast_from_first,
     check_equal_models,
     flat_dist_call,
@@ -122,7 +122,7 @@ class DistributedDataParallel(nn.Module):
         broadcast_from_first([*module.parameters(), *module.buffers()], process_group)
         self._synchronizer = self._make_synchronizer()
 
-    def _make_synchronizer(self) -> Synchronizer:
+    def _make_synchronizer(self) -> GradientSynchronizer:
         predivide = self.gradient_predivide_factor
         message_size = int(self.message_size)
         if message_size == DEFAULT_MESSAGE_SIZE and not any(
@@ -136,7 +136,7 @@ class DistributedDataParallel(nn.Module):
             retain=self.retain_allreduce_buffers,
         )
         group, delay = self._process_group, self.delay_allreduce
-        return Synchronizer(self.module, reduction, group, message_size=message_size, delay=delay)
+        return GradientSynchronizer(self.module, reduction, group, message_size=message_size, delay=delay)
 
     @property
     def needs_refresh(self) -> bool:

@@ -87,10 +87,10 @@ class SyncBatchNorm(_BatchNorm):
 
     def _normalize(self, x: Tensor, z: Tensor | None) -> Tensor:
         if self.training:
-            return self._by_batch(x, z, self._world_size())
+            return self._normalize_by_batch_statistics(x, z, self._world_size())
         if self.running_mean is None or self.running_var is None:
             # A rank may evaluate alone, so there is no communication.
-            return self._by_batch(x, z, 1)
+            return self._normalize_by_batch_statistics(x, z, 1)
         dtype = _statistics_dtype(x.dtype)
         mean, var = self.running_mean.to(dtype), self.running_var.to(dtype)
         weight, bias = (None if param is None else param.to(dtype) for param in (self.weight, self.bias))
@@ -104,7 +104,7 @@ class SyncBatchNorm(_BatchNorm):
             return 1
         return dist.get_world_size(self.process_group)
 
-    def _by_batch(self, x: Tensor, z: Tensor | None, world_size: int) -> Tensor:
+    def _normalize_by_batch_statistics(self, x: Tensor, z: Tensor | None, world_size: int) -> Tensor:
         if world_size == 1 and x.numel() <= x.size(1):
             raise SyncBatchNormInputError(
                 f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}. Use a batch "
@@ -113,13 +113,13 @@ class SyncBatchNorm(_BatchNorm):
         with torch.no_grad():
             statistics = _gather_statistics(x.to(_statistics_dtype(x.dtype)), self.process_group, world_size)
             if self.training:
-                self._track(statistics)
+                self._update_running_statistics(statistics)
         out: Tensor = SyncBatchnormFunction.apply(  # type: ignore[no-untyped-call]
             x, z, self.weight, self.bias, statistics, self.eps, self.fuse_relu, self.process_group, world_size
         )
         return out
 
-    def _track(self, statistics: GlobalStatistics) -> None:
+    def _update_running_statistics(self, statistics: GlobalStatistics) -> None:
         """Move the running statistics; the variance with its unbiased estimate."""
         if self.running_mean is None or self.running_var is None:
             return

@@ -88,7 +88,7 @@ def _make_apex_install(package: Path, folders: Sequence[Path]) -> ApexInstall:
     named = f"{version} (commit {commit[:8]})" if commit else version
     kernels = _has_kernels(folders)
     if os.path.isfile(package / "amp" / "__init__.py"):
-        maker = _maker_of_package(package)
+        maker = _vendor_of_apex_package(package)
         if kernels:
             reason = f"{maker} Apex {named} with compiled kernels in {package}"
             return ApexInstall("full", package, version, reason, commit, maker, kernels)
@@ -109,7 +109,7 @@ def _has_kernels(folders: Sequence[Path]) -> bool:
     return any(path.suffix in (".so", ".pyd") for folder in present for path in folder.glob("amp_C*"))
 
 
-def _maker_of_package(package: Path) -> Literal["NVIDIA", "ROCm"]:
+def _vendor_of_apex_package(package: Path) -> Literal["NVIDIA", "ROCm"]:
     try:
         levels = (package / "amp" / "frontend.py").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -21,11 +21,11 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def environment_fingerprint() -> dict[str, Any]:
     """Return what the result of a cell depends on outside its configuration: versions, processor and switches."""
-    return {"ampcompare": __version__, **_facts_that_no_run_changes(), **_environment_switches_that_are_set()}
+    return {"ampcompare": __version__, **_facts_of_installation(), **_environment_switches_that_are_set()}
 
 
 @functools.cache
-def _facts_that_no_run_changes() -> dict[str, str | None]:
+def _facts_of_installation() -> dict[str, str | None]:
     """Return what no run changes, read once: every checkpoint has it, and torch's metadata is long."""
     return {
         "torch": installed_version("torch"),

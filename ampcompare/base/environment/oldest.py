@@ -12,7 +12,7 @@ from ampcompare.base.version import OLDEST_PYTHON, __version__
 COMMANDS = ("ampcompare", "ampcompare.exe", "-m")
 
 
-def require_python() -> None:
+def require_supported_python() -> None:
     """Raise ImportError if this Python is too old, or while a command is being started SystemExit with code 4."""
     if sys.version_info[:2] >= OLDEST_PYTHON:
         return

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.packages import distributions_imported_since, is_in_site_folder
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.files.snapshot import files_below, is_name_of_tool_file, mtime_and_size
+from ampcompare.base.files.snapshot import is_name_of_tool_file, mtime_and_size, user_files_below
 from ampcompare.base.files.temporary import temporary_root
 from ampcompare.base.secrets.masking import is_secret_name, mask_secrets
 
@@ -156,7 +156,10 @@ class UsedInputsRecorder:
             if (digest := digest_of_file(path)) is not None:
                 has_changed = self._start < mtime_and_size(path)[0] <= end
                 rows.append(
-                    {"file": self._names.name_of(path), "sha256": CHANGING if has_changed else digest}
+                    {
+                        "file": self._names.portable_name_of(path),
+                        "sha256": CHANGING if has_changed else digest,
+                    }
                 )
                 if path.endswith(".py"):
                     texts[path] = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -167,7 +170,7 @@ class UsedInputsRecorder:
         }
         for path in sorted(data - modules)[:MAX_DATA]:
             if (digest := digest_of_file(path)) is not None:
-                rows.append({"file": self._names.name_of(path), "sha256": digest})
+                rows.append({"file": self._names.portable_name_of(path), "sha256": digest})
         rows += self._variables_named_in("\n".join(texts.values()))
         rows += [
             {"package": name, "version": version}
@@ -206,7 +209,7 @@ class UsedInputsRecorder:
                 if os.path.isfile(path):
                     yield from filter(self._is_input_file, (path,))
                 elif not any(root.startswith(os.path.join(path, "")) for root in self._roots):
-                    files = (file for file in files_below(path) if not file.endswith(CODE))
+                    files = (file for file in user_files_below(path) if not file.endswith(CODE))
                     yield from filter(self._is_input_file, itertools.islice(files, MAX_DATA))
 
     def _is_input_file(self, path: str) -> bool:
@@ -253,7 +256,7 @@ class PortableFileNames:
         """The folder of the script, with a separator at its end."""
         return os.path.join(self._base, "")
 
-    def name_of(self, path: str) -> str:
+    def portable_name_of(self, path: str) -> str:
         """Return the name of a file."""
         roots = sorted((root for root in self._roots if path.startswith(os.path.join(root, ""))), key=len)
         for root in reversed(roots):

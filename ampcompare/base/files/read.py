@@ -86,7 +86,7 @@ def parse_json(text: str) -> Any:
         raise FileFault(f"not JSON ({error})") from None
 
 
-def check_plain_data(value: Any) -> None:
+def check_json_compatible(value: Any) -> None:
     """Check that a value is made of mappings with text keys, lists, texts, numbers, true, false and null alone.
 
     Raises:

@@ -13,7 +13,7 @@ METADATA = (".dist-info", ".egg-info")
 
 def mtimes_and_sizes_by_path(folder: str) -> dict[str, tuple[int, int]]:
     """Return the state of each file in a folder, of the first ten thousand, by path."""
-    return {path: mtime_and_size(path) for path in itertools.islice(files_below(folder), MAX_LISTED)}
+    return {path: mtime_and_size(path) for path in itertools.islice(user_files_below(folder), MAX_LISTED)}
 
 
 def mtime_and_size(path: str) -> tuple[int, int]:
@@ -25,7 +25,7 @@ def mtime_and_size(path: str) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-def files_below(folder: str) -> Iterator[str]:
+def user_files_below(folder: str) -> Iterator[str]:
     """Yield the files in a folder, by path, without those of tools, environments and run directories."""
     for path, folders, names in os.walk(folder):
         if is_run_directory(path) or "pyvenv.cfg" in names:

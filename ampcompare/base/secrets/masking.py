@@ -80,7 +80,7 @@ def value_of_secret_names_variable() -> str:
 
 def is_secret_name(name: str) -> bool:
     """Return whether the name of an argument or variable, such as `--hf-token` or `WANDB_API_KEY`, is of a secret."""
-    words = [word for word in re.split(r"[^a-z0-9]+", _name_in_lower_case(name)) if word]
+    words = [word for word in re.split(r"[^a-z0-9]+", _snake_case_name(name)) if word]
     if _does_match_users_secret_patterns(name):
         return True
     if not words or words[-1] in NOT_THE_SECRET:
@@ -91,13 +91,13 @@ def is_secret_name(name: str) -> bool:
     return any(word in ALWAYS for word in words) or (words[-1] == "key" and before in KEYS)
 
 
-def _name_in_lower_case(name: str) -> str:
+def _snake_case_name(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
 
 
 def _does_match_users_secret_patterns(name: str) -> bool:
     patterns = value_of_secret_names_variable().lower().replace("-", "_").split(",")
-    return any(fnmatch.fnmatchcase(_name_in_lower_case(name), pattern) for pattern in patterns if pattern)
+    return any(fnmatch.fnmatchcase(_snake_case_name(name), pattern) for pattern in patterns if pattern)
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -109,7 +109,7 @@ def _is_secret(name: str, value: str) -> bool:
             or "passw" in name.lower()
             or _does_match_users_secret_patterns(name)
         )
-    is_key = _name_in_lower_case(name).rpartition("_")[2] == "key"
+    is_key = _snake_case_name(name).rpartition("_")[2] == "key"
     return is_key and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{16,}", value) is not None
 
 
@@ -118,7 +118,7 @@ def note_value_if_secret(name: str, value: str) -> None:
     if _is_secret(name, value) or TOKENS.fullmatch(value):
         _values.setdefault(
             value,
-            "$" + (re.sub(r"[^A-Z0-9]+", "_", _name_in_lower_case(name).upper()).strip("_") or "SECRET"),
+            "$" + (re.sub(r"[^A-Z0-9]+", "_", _snake_case_name(name).upper()).strip("_") or "SECRET"),
         )
 
 

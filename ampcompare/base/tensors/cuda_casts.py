@@ -579,7 +579,7 @@ def _cast_rule_of_operation(name: str, function: Any) -> _Rule | None:
     return _RULES[cast](function) if cast in _RULES else _rule_of_operation_cast_on_cpu_alone(name, function)
 
 
-def _make_kernel(name: str, function: Any) -> Callable[..., Any]:
+def _make_cuda_cast_kernel(name: str, function: Any) -> Callable[..., Any]:
     rule: _Rule | None = None
 
     def call_by_rule(*args: Any, **kwargs: Any) -> Any:
@@ -642,7 +642,7 @@ def install_cuda_casts() -> None:
             function = find_operation(name)
             if function is not None and not name.endswith(NAMED_DIMENSIONS):
                 _library_for_operation(name).impl(
-                    name.partition("::")[2], _make_kernel(name, function), SPARE
+                    name.partition("::")[2], _make_cuda_cast_kernel(name, function), SPARE
                 )
         _known.update(names)
 

@@ -22,7 +22,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return SHORT.get(dtype) or str(dtype).removeprefix("torch.")
 
 
-def shown_type_name(tensor: Tensor) -> str:
+def report_type_name(tensor: Tensor) -> str:
     """Return the type of a tensor as reports show it; "fp8" for torchao's tensors that hold it."""
     dtype = getattr(tensor, "_data", tensor).dtype if type(tensor) is not Tensor else tensor.dtype
     name = dtype_name(dtype)
@@ -31,7 +31,7 @@ def shown_type_name(tensor: Tensor) -> str:
 
 def narrowest_type_name(tensors: Iterable[Tensor]) -> str:
     """Return the narrowest floating or complex type of some tensors; "" if there is none."""
-    found = {shown_type_name(one) for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
+    found = {report_type_name(one) for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
     return narrowest_name(found) or min(found, default="")
 
 

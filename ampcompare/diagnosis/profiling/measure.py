@@ -87,7 +87,7 @@ class ProfiledPrecision(WatchedPrecision):
 Loop = Callable[[ProfiledPrecision], Any]
 
 
-def step_profiler_half_type_and_mode_of_loop(
+def train_loop_under_step_profiler(
     loop: Loop,
     arm: Arm,
     steps: StepCounts,
@@ -341,11 +341,11 @@ def _peak_rates_of_device(device: torch.device, dtype: str, *, emulated: bool = 
         known = find_peak_rates_in_table(torch.cuda.get_device_name(device), dtype)
         if known is not None:
             return known
-    return measured_peak_rates_of_device(device, "fp32" if emulated else dtype)
+    return measure_peak_rates_of_device(device, "fp32" if emulated else dtype)
 
 
 @cache
-def measured_peak_rates_of_device(device: torch.device, dtype: str) -> _DevicePeakRates:
+def measure_peak_rates_of_device(device: torch.device, dtype: str) -> _DevicePeakRates:
     """Measure the fastest of some square products, and of some copies."""
     kind = TYPES.get(dtype)
     if kind is None:
@@ -356,14 +356,14 @@ def measured_peak_rates_of_device(device: torch.device, dtype: str) -> _DevicePe
     left = torch.ones(size, size, dtype=kind, device=device)
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    products = _seconds_of_fastest_call(lambda: torch.mm(left, left), device)
-    copies = _seconds_of_fastest_call(lambda: target.copy_(source), device)
+    products = _measure_fastest_call_seconds(lambda: torch.mm(left, left), device)
+    copies = _measure_fastest_call_seconds(lambda: target.copy_(source), device)
     return _DevicePeakRates(
         2 * size**3 / products, 2 * COPY_BYTES / copies, f"measured here: {dtype} products of {size}, copies"
     )
 
 
-def _seconds_of_fastest_call(call: Callable[[], object], device: torch.device) -> float:
+def _measure_fastest_call_seconds(call: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     with torch.no_grad():
         for _ in range(REPEATS):
@@ -391,7 +391,7 @@ def profile_and_trace_of_loop(
     """
     arm, device = config.parsed_arm, resolve_device(config.device)
     wanted = StepCounts(timed=steps, profiled=profiled)
-    found = step_profiler_half_type_and_mode_of_loop(
+    found = train_loop_under_step_profiler(
         loop, arm, wanted, device, half=config.cpu_half, lists=config.autocast_lists, seed=config.recipe.seed
     )
     measured = found[0].measured

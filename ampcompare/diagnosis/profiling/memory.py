@@ -122,7 +122,7 @@ class MemoryLedger(OperationMode):
                 if is_narrower and source.kind in (WEIGHTS, MASTERS) and self._marks.phase == "forward":
                     one.kind = CACHED_CASTS
 
-    def mark_gradients(self) -> None:
+    def mark_storages_of_gradients(self) -> None:
         models, stepped = self._marks.models, map(owned_params, self._marks.optimizers)
         for param in chain(*(model.parameters() for model in models), *stepped):
             if param.grad is not None:

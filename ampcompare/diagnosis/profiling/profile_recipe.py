@@ -16,7 +16,7 @@ from ampcompare.diagnosis.profiling.measure import (
     Loop,
     ProfiledPrecision,
     profile_from_steps,
-    step_profiler_half_type_and_mode_of_loop,
+    train_loop_under_step_profiler,
 )
 from ampcompare.diagnosis.profiling.reasons import BATCH, seconds_without_emulation
 from ampcompare.diagnosis.profiling.step_profiler import StepCounts
@@ -26,7 +26,7 @@ from ampcompare.settings.examination import return_user_errors
 from ampcompare.settings.layers import set_value_at_path
 from ampcompare.settings.validation import build_validated_model
 from ampcompare.training.assemble import cpu_half_mode_of_run
-from ampcompare.training.process.switches import configure_process, enter_examining_process
+from ampcompare.training.process.switches import configure_examining_process, configure_process
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = StepCounts(warmup=2, timed=4, profiled=0, watched=0)
@@ -59,7 +59,7 @@ def profile_and_trace_of_config(
     half = cpu_half_mode_of_run(config.cpu_half, config.recipe.compile)
     arm = config.parsed_arm
     seed, lists = config.recipe.seed, config.autocast_lists
-    profiler, half_dtype, mode = step_profiler_half_type_and_mode_of_loop(
+    profiler, half_dtype, mode = train_loop_under_step_profiler(
         _recipe_loop_without_end(config, device), arm, steps, device, half=half, lists=lists, seed=seed
     )
     found = profile_from_steps(arm, profiler, half_dtype, mode)
@@ -72,7 +72,7 @@ def profile_and_trace_of_config(
 
         def measure_step(tried: RunConfig) -> float:
             configure_process(tried, device)
-            profiler, *_ = step_profiler_half_type_and_mode_of_loop(
+            profiler, *_ = train_loop_under_step_profiler(
                 _recipe_loop_without_end(tried, device),
                 tried.parsed_arm,
                 TRIAL_STEPS,
@@ -84,7 +84,7 @@ def profile_and_trace_of_config(
             return profiler.measured.step_seconds
 
         found = found.model_copy(
-            update={"trials": time_variants(config, changes_worth_timing(config, found), measure_step)}
+            update={"trials": time_config_variants(config, changes_worth_timing(config, found), measure_step)}
         )
     return found, profiler.measured.trace
 
@@ -103,7 +103,7 @@ def profile_recipe(
     config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str
 ) -> dict[str, Any]:
     """Profile the arm and recipe of a configuration; `trace` is the file for the trace."""
-    settings, device = enter_examining_process(config)
+    settings, device = configure_examining_process(config)
     found, events = profile_and_trace_of_config(
         settings, StepCounts(timed=steps, profiled=profiled), device, trials=trials
     )
@@ -149,7 +149,7 @@ def _changes_of_setting(
         yield _ConfigWithOneChange(name, build_validated_model(RunConfig, data), work)
 
 
-def time_variants(
+def time_config_variants(
     config: RunConfig, variants: Iterable[_ConfigWithOneChange], measure_step: Callable[[RunConfig], float]
 ) -> list[TimedChange]:
     """Train the arm and each variant in turns, some rounds, and return the fastest step of both.

@@ -76,7 +76,7 @@ def _saved_share_text(trial: TimedChange | None) -> str:
     )
 
 
-def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
+def _data_loading_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = _share_of_phase(arm, "data")
     if share >= DATA:
         trial = _find_trial_that_saves_most(arm, "--workers")
@@ -314,7 +314,7 @@ def _emulation_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLitt
 
 
 RULES: Sequence[Rule] = (
-    _data_reasons,
+    _data_loading_reasons,
     _host_reasons,
     _small_batch_reasons,
     _host_read_reasons,

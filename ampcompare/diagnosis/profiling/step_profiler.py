@@ -213,7 +213,7 @@ class StepProfiler(StepObserver):
     def _mark_gradients_behind_backward(self, old: Phase, new: Phase) -> None:
         """Mark the live storages of gradients where the backward pass ends or the optimizer's step begins."""
         if not self._ledger.is_idle and (old == "backward" or new == "optimizer"):
-            self._ledger.mark_gradients()
+            self._ledger.mark_storages_of_gradients()
 
     def _keep_faster_timed_steps(self) -> None:
         """Keep the faster half of the timed steps: others were held up by what else the machine does."""

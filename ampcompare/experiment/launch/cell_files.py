@@ -109,7 +109,7 @@ def make_finder_of_other_cells_files_read(config: RunConfig) -> Callable[[], lis
 _left_by_cells: dict[str, tuple[int, int]] = {}  # of this process, in folders that they share
 
 
-def require_allowed_folders(config: RunConfig) -> None:
+def require_writable_folders_exist(config: RunConfig) -> None:
     """Refuse `--allow-writes` of a folder that this machine has not.
 
     Args:
@@ -133,7 +133,7 @@ def sandbox_of_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     if shared is None:
         yield Sandbox({})
         return
-    require_allowed_folders(config)
+    require_writable_folders_exist(config)
     target = folder / CellFile.WRITTEN
     shutil.rmtree(target, ignore_errors=True)
     is_of_run = folder.parent.name == RunFile.CELLS
@@ -186,7 +186,7 @@ def move_run_to_previous(folder: Path) -> None:
 def drop_cell_outputs_from_code(record: RunRecord, folder: Path, written: Sequence[WrittenFile]) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
     names = PortableFileNames(base_folder_of_users_code(record.config))
-    own = {names.name_of(one.path) for one in written}
+    own = {names.portable_name_of(one.path) for one in written}
     code = {name: digest for name, digest in (record.code or {}).items() if name not in own}
     if code != (record.code or {}):
         record = record.model_copy(update={"code": code})

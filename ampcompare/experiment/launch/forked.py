@@ -177,7 +177,7 @@ class ForkedLauncher(ForkServerLauncher):
             options: dict[str, Any] = {"output": log.fileno(), "environment": environment, "load": load}
             try:
                 cell = self._fork_cell_process(
-                    lambda server: server.start_fork(f"{CELL}:train_and_exit", words, **options)
+                    lambda server: server.start_fork(f"{CELL}:train_cell_in_fork", words, **options)
                 )
             except AskedToStopBeforeStart:
                 return -signal.SIGTERM

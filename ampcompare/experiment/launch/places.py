@@ -146,7 +146,7 @@ def places_for_cells(cells: Sequence[RunConfig], jobs: int | str | None, gpus: s
     may_share_gpus = local and (gpus is not None or jobs != 1) and devices <= {"auto", "cuda"}
     found = visible_gpus() if may_share_gpus else []
     if gpus is not None and not found:
-        raise ConfigError(_why_no_gpus(gpus, devices, local=local))
+        raise ConfigError(_why_named_gpus_unusable(gpus, devices, local=local))
     if not found:
         return _places_on_cores(jobs if local else 1, processes, max(cell.threads for cell in cells), devices)
     chosen, notes = _choose_gpus(found, gpus)
@@ -182,7 +182,7 @@ def _places_on_gpu_groups(groups: Sequence[Sequence[Gpu]], count: int, notes: tu
     return Places(tuple(places), notes, about_times)
 
 
-def _why_no_gpus(gpus: str, devices: Collection[str], *, local: bool) -> str:
+def _why_named_gpus_unusable(gpus: str, devices: Collection[str], *, local: bool) -> str:
     """Return why cells cannot use the GPUs that were named, of which there are none for them here."""
     if not local:
         return "--gpus is for cells on this machine; Slurm and Ray choose them"

@@ -23,7 +23,7 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
 from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.launch.cell_files import private_folder
-from ampcompare.experiment.launch.stop_signal import end_signals
+from ampcompare.experiment.launch.stop_signal import stop_signals
 
 RANK_MODULE = "ampcompare.experiment.launch.worker.rank"
 POLL_SECONDS = 0.1
@@ -127,10 +127,10 @@ class _LauncherLost(_StopSignalReceived):
     """There is none for which the ranks could save."""
 
 
-def _stop_on_sigterm_or_stdin() -> None:
+def _raise_at_sigterm_or_stdin_end() -> None:
     """Raise `_StopSignalReceived` in this thread at the first SIGTERM or SIGHUP, or when standard input ends."""
     launcher_gone = threading.Event()
-    numbers = end_signals()
+    numbers = stop_signals()
 
     def on_signal(number: int, frame: object) -> NoReturn:
         for each in numbers:
@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
     """
     request = RanksRequest(*json.loads(arguments[0]))
     os.environ[STARTED_BY] = request.launcher
-    _stop_on_sigterm_or_stdin()
+    _raise_at_sigterm_or_stdin_end()
     _bind_sockets_to_loopback()
     start = (
         _run_torchrun_and_list_failures

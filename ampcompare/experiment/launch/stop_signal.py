@@ -12,7 +12,7 @@ from typing import Any
 from ampcompare.training.stop_request import StopRequest
 
 
-def end_signals() -> list[signal.Signals]:
+def stop_signals() -> list[signal.Signals]:
     """Return the signals that ask a run to stop: SIGTERM, and SIGHUP unless this process ignores it (nohup)."""
     numbers = [signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -21,12 +21,12 @@ def end_signals() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
-def end_signals_handled(handler: Callable[[int, Any], object]) -> Iterator[list[Any]]:
-    """Call a handler at `end_signals` in a block, and put the handlers before it in place again behind it.
+def stop_signals_handled(handler: Callable[[int, Any], object]) -> Iterator[list[Any]]:
+    """Call a handler at `stop_signals` in a block, and put the handlers before it in place again behind it.
 
     Only in the main thread. The block gets those handlers.
     """
-    before = {number: signal.signal(number, handler) for number in end_signals()}
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
     try:
         yield list(before.values())
     finally:
@@ -46,7 +46,7 @@ class _StopHandler:
 
 @contextlib.contextmanager
 def stop_signals_held() -> Iterator[None]:
-    """Let `end_signals` that come before `request_stop_at_signals` ask that run to stop: while torch loads.
+    """Let `stop_signals` that come before `request_stop_at_signals` ask that run to stop: while torch loads.
 
     Only in the main thread.
     """
@@ -56,12 +56,12 @@ def stop_signals_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def request_stop_at_signals(stop: StopRequest) -> Iterator[None]:
-    """Let `end_signals` set `stop.asked`; only in the main thread, as no other can handle signals."""
+    """Let `stop_signals` set `stop.asked`; only in the main thread, as no other can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     ask = _StopHandler(stop)
-    with end_signals_handled(ask) as before:
+    with stop_signals_handled(ask) as before:
         if any(isinstance(handler, _StopHandler) and handler.stop.asked for handler in before):
             stop.asked = True
         yield

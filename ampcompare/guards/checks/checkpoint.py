@@ -23,14 +23,14 @@ class AmpStateUnsaved(Detector):
         self._read_at = -1
         self._waiting: Location | None = None
 
-    def at_state_read(self) -> None:
+    def at_amp_state_read(self) -> None:
         self._read_at = self.facts.attempts
         self._waiting = None
 
     def at_torch_save(self, value: Any) -> None:
         if self._read_at == self.facts.attempts or not self.facts.scales_dynamically():
             return
-        if _contains_wanted_value(value, _is_optimizer, DEPTH) and not _contains_wanted_value(
+        if _contains_value_satisfying(value, _is_optimizer, DEPTH) and not _contains_value_satisfying(
             value, _is_amp_state, DEPTH
         ):
             self._waiting = user_location()
@@ -41,7 +41,7 @@ class AmpStateUnsaved(Detector):
             self.report("a checkpoint has the optimizer's state, but not that of the loss scale", location)
 
 
-def _contains_wanted_value(value: Any, wanted: Any, depth: int) -> bool:
+def _contains_value_satisfying(value: Any, wanted: Any, depth: int) -> bool:
     if wanted(value):
         return True
     if depth == 0:
@@ -49,7 +49,7 @@ def _contains_wanted_value(value: Any, wanted: Any, depth: int) -> bool:
     inner = (
         value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     )
-    return any(_contains_wanted_value(entry, wanted, depth - 1) for entry in inner)
+    return any(_contains_value_satisfying(entry, wanted, depth - 1) for entry in inner)
 
 
 def _is_optimizer(value: Any) -> bool:

@@ -44,7 +44,7 @@ class WeightsApart(Detector):
         for optimizer in optimizers:
             if (pairs := self._pairs.get(optimizer)) is None:
                 continue
-            if count := pairs.count_masters_apart():
+            if count := pairs.count_written_masters_that_differ():
                 name = type(optimizer).__name__
                 self.report(
                     f"this loss was computed without what was written into {count} master weights of {name} since its "
@@ -55,7 +55,7 @@ class WeightsApart(Detector):
     def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         if (pairs := self._pairs.get(optimizer)) is None:
             return
-        if count := pairs.count_params_apart():
+        if count := pairs.count_written_params_that_differ():
             self.report(
                 f"this step overwrites {count} weights of the model, into which something else has written since the "
                 "last step, by master weights that lack it"

@@ -78,7 +78,7 @@ class Detector:
     def at_torch_save(self, value: Any) -> None:
         """`torch.save` writes `value`."""
 
-    def at_state_read(self) -> None:
+    def at_amp_state_read(self) -> None:
         """The state dict of amp or of a scaler is taken."""
 
     def at_initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:

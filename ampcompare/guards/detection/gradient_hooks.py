@@ -28,11 +28,11 @@ class GradientHooks:
     def follow_registrations(self, events: Subscriptions) -> None:
         """Note what the script registers from now on, until the end of `events`."""
         for name in ("register_hook", "register_post_accumulate_grad_hook"):
-            events.wrap(Tensor, name, self._register)
+            events.wrap(Tensor, name, self._note_registered_hook)
         for name in ("backward", "full_backward", "full_backward_pre"):
-            events.wrap(nn.Module, f"register_{name}_hook", self._register)
+            events.wrap(nn.Module, f"register_{name}_hook", self._note_registered_hook)
 
-    def _register(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_registered_hook(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
         if (code := find_code_of_callable(hook)) is not None and is_users_file(code.co_filename):
             self._codes.add(code)
         return original(owner, hook, *args, **kwargs)
@@ -65,7 +65,7 @@ def _is_or_holds_tensor(value: Any, tensor: Tensor) -> bool:
     return value is tensor
 
 
-def follow_limits(
+def follow_tensor_limits(
     events: Subscriptions, is_asked: Callable[[], bool], see: Callable[[Any, Any], None]
 ) -> None:
     """Follow lines of the script that limit a tensor to a size of their own choice.

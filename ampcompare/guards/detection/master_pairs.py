@@ -57,7 +57,7 @@ class MasterPairs:
             self._given.setdefault(id(tensor), []).append((weakref.ref(data), data._version))
 
     @torch.no_grad()
-    def count_masters_apart(self) -> int:
+    def count_written_masters_that_differ(self) -> int:
         """Return how many masters were written while the weights of the model stayed, and differ from these."""
         indices = self._indices_of_written(self.masters)
         if not indices:
@@ -75,7 +75,7 @@ class MasterPairs:
         if written := self._indices_of_written(self.params):
             self._farthest = max(self._farthest, self._distance_from_masters(written))
 
-    def count_params_apart(self) -> int:
+    def count_written_params_that_differ(self) -> int:
         """Return how many weights of the model were written, and differ from the masters that overwrite them in a step.
 
         What rounding leaves of weights that were moved for a pass and moved back does not count, nor that between a

@@ -66,7 +66,7 @@ class ScriptState:
     scalers_off: list[tuple[str, Location]] = field(default_factory=list)  # by torch, not yet reported
     accelerators_off: list[tuple[str, Location]] = field(default_factory=list)  # asked for fp16
 
-    def clear_update_window(self) -> None:
+    def clear_counts_since_update(self) -> None:
         """Clear what is counted between two updates of a scaler."""
         self.scale_calls = self.window_backwards = 0
         self.scale_read = False

@@ -61,7 +61,7 @@ class ScriptFormats:
                 remedy="leave out torch.compile of a function that calls the model",
             )
         with _errors_with_script_line():
-            self._plan.check_last_layer()
+            self._plan.check_guess_of_last_layer()
         for note in self._plan.notes if self._rows is not None else ():
             if note not in self._noted and self._rows is not None:
                 self._noted.add(note)

@@ -196,7 +196,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
     (watch,) = watches
     watch.close()
     types = [SHORT[name] for name in half_types_lifted_to_fp32()]
-    found = watch.prefix_seen().model_copy(update={"weights": types[0] if types else ""})
+    found = watch.read_prefix().model_copy(update={"weights": types[0] if types else ""})
     if rank == 0 and found.steps:
         Path(request.answer).write_text(found.model_dump_json(), encoding="utf-8")
     return status

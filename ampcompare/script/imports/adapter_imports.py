@@ -57,14 +57,14 @@ class _AdapterFinder(MetaPathFinder):
 _finder = _AdapterFinder()
 
 
-def call_with_each_adapter(take: Follower, events: Subscriptions) -> None:
-    """Call `take` with each module of the adapter, those that are imported already among them, until `events` end."""
+def call_with_each_adapter(follower: Follower, events: Subscriptions) -> None:
+    """Call `follower` with each module of the adapter, those imported already among them, until `events` end."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _finder.followers.append(take)
-    events.call_at_end(lambda: _stop_following_adapters(take))
+    _finder.followers.append(follower)
+    events.call_at_end(lambda: _stop_following_adapters(follower))
     for module in loaded_adapters():
-        take(module)
+        follower(module)
 
 
 def call_adapter_followers(adapter: ModuleType) -> None:
@@ -73,8 +73,8 @@ def call_adapter_followers(adapter: ModuleType) -> None:
         take(adapter)
 
 
-def _stop_following_adapters(take: Follower) -> None:
-    _finder.followers.remove(take)
+def _stop_following_adapters(follower: Follower) -> None:
+    _finder.followers.remove(follower)
     if not _finder.followers and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
 

@@ -30,7 +30,7 @@ from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _device
 
-from ampcompare.base.patches import keep_operator_for_jit
+from ampcompare.base.patches import register_as_jit_builtin
 from ampcompare.base.tensors.cuda_casts import install_cuda_casts, switch_cuda_casts
 from ampcompare.script.invocation.stderr import say_once
 from ampcompare.script.legacy.torch_functions import use_gloo_for_nccl
@@ -54,7 +54,12 @@ _CUDNN_VERSION = 90100
 _NCCL_VERSION = (2, 20, 5)
 # The first capability with bfloat16; cuDNN refuses older ones.
 CAPABILITY = (8, 0)
-PARTS = ("_normalize", "_world_size", "_by_batch", "_track")  # of ampcompare's, which know torch's attributes
+PARTS = (
+    "_normalize",
+    "_world_size",
+    "_normalize_by_batch_statistics",
+    "_update_running_statistics",
+)  # of ampcompare's, which know torch's attributes
 
 
 def is_cuda(device: Any) -> bool:
@@ -136,7 +141,7 @@ def _redirect_tensor_factories_to_cpu() -> None:
         if original is not None:
             replacement = _make_factory_on_cpu(original)
             setattr(module, function, replacement)
-            keep_operator_for_jit(original, replacement)
+            register_as_jit_builtin(original, replacement)
     for name in TENSOR_FACTORIES:
         setattr(Tensor, name, _make_factory_on_cpu(getattr(Tensor, name)))
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from ampcompare.base.patches import keep_operator_for_jit
+from ampcompare.base.patches import register_as_jit_builtin
 from ampcompare.script.invocation.stderr import say_once
 
 LIBRARIES = tuple(
@@ -121,7 +121,7 @@ def _patch_full_of_integers() -> None:
         return full(*args, **kwargs)
 
     torch.full = full_of_floats
-    keep_operator_for_jit(full, full_of_floats)
+    register_as_jit_builtin(full, full_of_floats)
 
 
 def _patch_view_of_strided() -> None:
@@ -149,7 +149,7 @@ def _patch_prelu() -> None:
         return torch.prelu(input, weight)
 
     functional.prelu = prelu
-    keep_operator_for_jit(original, prelu)
+    register_as_jit_builtin(original, prelu)
 
 
 def _patch_clamp_bounds() -> None:
@@ -232,7 +232,7 @@ def _patch_uint8_masks() -> None:
         original = getattr(torch, name)
         replacement = _make_operation_taking_uint8(original, index)
         setattr(torch, name, replacement)
-        keep_operator_for_jit(original, replacement)
+        register_as_jit_builtin(original, replacement)
     _patch_bool_arithmetic()
 
 

@@ -703,7 +703,7 @@ class StepFollower:
             self.batches = []
 
     def _get_next_batch(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.batch_given_to_script(inner(*args, **kwargs))
+        return self.keep_or_replace_batch(inner(*args, **kwargs))
 
     def _is_training_call(self, module: nn.Module) -> bool:
         if not torch.is_grad_enabled():
@@ -715,7 +715,7 @@ class StepFollower:
     def _call_module(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
         if self.is_over and not is_compiling():
-            self.see_call_after_step()
+            self.before_call_after_step()
         if (
             self.is_inside
             or self.is_over
@@ -747,7 +747,7 @@ class StepFollower:
                     self._name_modules(module)
                     self.tops.append(module)
                     self.before_first_call_of_model(module, len(self.tops) - 1)
-                return self.inputs_given_to_model(module, args, kwargs)
+                return self.keep_or_replace_model_inputs(module, args, kwargs)
         finally:
             self.is_inside = False
 
@@ -765,7 +765,7 @@ class StepFollower:
         if self.is_started and not self.is_over:
             self.see_loss(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
         if self.is_over and not self.passes:
-            self.see_next_backward()
+            self.before_next_backward()
         self.passes += 1
         try:
             return inner(tensors, *args, **kwargs)
@@ -783,7 +783,7 @@ class StepFollower:
 
     # What a kind of watch does.
 
-    def batch_given_to_script(self, batch: Any) -> Any:
+    def keep_or_replace_batch(self, batch: Any) -> Any:
         """Return the batch that the script gets from its loader: here the loader's own."""
         return batch
 
@@ -793,7 +793,7 @@ class StepFollower:
 
     def before_first_call_of_model(self, module: nn.Module, number: int) -> None: ...
 
-    def inputs_given_to_model(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def keep_or_replace_model_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the inputs (args, kwargs) that a call of a model gets: here the script's own."""
         return args, kwargs
 
@@ -804,9 +804,9 @@ class StepFollower:
 
     def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None: ...
 
-    def see_call_after_step(self) -> None: ...
+    def before_call_after_step(self) -> None: ...
 
-    def see_next_backward(self) -> None: ...
+    def before_next_backward(self) -> None: ...
 
 
 class StepKeeper(StepFollower):
@@ -823,7 +823,7 @@ class StepKeeper(StepFollower):
         self.size = 0
         self.capsule: Dict[str, Any] = {"format": FORMAT, "schema": SCHEMA, "step": step, **(facts or {})}
 
-    def batch_given_to_script(self, batch: Any) -> Any:
+    def keep_or_replace_batch(self, batch: Any) -> Any:
         """Return the loader's batch, and keep it for the capsule."""
         if not self.is_over and is_storable(batch):
             self.batches.append(with_tensors_changed(copy_to_cpu, batch))
@@ -842,7 +842,7 @@ class StepKeeper(StepFollower):
             "buffers": {name: copy_to_cpu(one) for name, one in module.named_buffers()},
         })  # fmt: skip
 
-    def inputs_given_to_model(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def keep_or_replace_model_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the script's inputs, and keep copies of them for the capsule."""
         number = next(number for number, one in enumerate(self.tops) if one is module)
         given = [
@@ -939,7 +939,7 @@ class Replay(StepFollower):
         self.notes: List[str] = []
         self.is_judged = self.draws_otherwise = False
 
-    def batch_given_to_script(self, batch: Any) -> Any:
+    def keep_or_replace_batch(self, batch: Any) -> Any:
         """Return the batch of the capsule in the place of the loader's, if it has one of the same shapes."""
         kept = self.capsule["batches"]
         if self.is_over or not kept:
@@ -1001,7 +1001,7 @@ class Replay(StepFollower):
                     name, list(one.shape), list(own[name].shape)))  # fmt: skip
             own[name].data.copy_(one)
 
-    def inputs_given_to_model(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def keep_or_replace_model_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the inputs that the capsule has for this call, in the place of the script's; refuse other shapes."""
         calls = self.capsule["calls"]
         if self.entered < len(calls):
@@ -1161,11 +1161,11 @@ class Replay(StepFollower):
         for param, gradient in zip(params, own_gradients):
             param.grad = gradient
 
-    def see_call_after_step(self) -> None:
+    def before_call_after_step(self) -> None:
         if self.is_judged and not torch.is_grad_enabled():  # an evaluation, which may take long
             raise StepJudged
 
-    def see_next_backward(self) -> None:
+    def before_next_backward(self) -> None:
         """Judge whether gradients of the step are left, to which those of the next one are added."""
         if not self.is_judged:
             return

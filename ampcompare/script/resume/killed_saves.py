@@ -148,15 +148,15 @@ class SaveKiller:
         self._seen: dict[str, str] = {}
 
     def kill_copies(
-        self, enter: Callable[[FileChangeReporter], None], note: Callable[[dict[str, Any]], None]
+        self, call_in_copy: Callable[[FileChangeReporter], None], note: Callable[[dict[str, Any]], None]
     ) -> bool:
         """Kill copies; return True in a copy, which is to go on, and False in this process when all have ended.
 
         Args:
-            enter: is called in a copy.
+            call_in_copy: is called in a copy.
             note: gets, for each point, its words and the folder of what was left.
         """
-        first = self._fork_copy(None, enter)
+        first = self._fork_copy(None, call_in_copy)
         if first is None:
             return True
         changes, sizes = (
@@ -165,10 +165,10 @@ class SaveKiller:
         )
         self._put_back_paths(changes)
         for point in choose_kill_points(changes, sizes, self._count):
-            copy = self._fork_copy(point, enter)
+            copy = self._fork_copy(point, call_in_copy)
             if copy is None:
                 return True
-            left = self._keep_remains(copy.changes)
+            left = self._store_files_left_by_copy(copy.changes)
             self._put_back_paths(copy.changes)
             state = "passed"
             if copy.is_killed:
@@ -179,7 +179,7 @@ class SaveKiller:
         return False
 
     def _fork_copy(
-        self, point: KillPoint | None, enter: Callable[[FileChangeReporter], None]
+        self, point: KillPoint | None, call_in_copy: Callable[[FileChangeReporter], None]
     ) -> KilledCopy | None:
         heard, say = os.pipe()
         hear, answer = os.pipe()
@@ -188,7 +188,7 @@ class SaveKiller:
             os.close(heard)
             os.close(answer)
             torch.set_num_threads(1)  # the threads of OpenMP are those of the parent
-            enter(FileChangeReporter(point, say, hear, self._ignored))
+            call_in_copy(FileChangeReporter(point, say, hear, self._ignored))
             return None
         os.close(say)
         os.close(hear)
@@ -256,7 +256,7 @@ class SaveKiller:
                     path = behind + path.removeprefix(before)
         return os.path.getsize(path) if os.path.isfile(path) else 0
 
-    def _keep_remains(self, changes: list[FileChange]) -> str:
+    def _store_files_left_by_copy(self, changes: list[FileChange]) -> str:
         """Keep what is at the paths of a copy's changes, once for all that left the same; return the folder's name."""
         paths = sorted({path for change in changes for path in change.paths})
         digest = hashlib.blake2b(digest_size=12)

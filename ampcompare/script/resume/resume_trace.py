@@ -208,7 +208,7 @@ class ResumeTraceRecorder:
                 given = list(_tensors_without_grad_fn((args, options), DEPTH))
                 self._write_trace_row(
                     TraceRowKind.BATCH,
-                    batch=_hash_of_parts(map(_bytes_of_tensor, given)),
+                    batch=_hex_hash_of_chunks(map(_bytes_of_tensor, given)),
                     samples=_digests_of_first_samples(given),
                 )
         finally:
@@ -283,7 +283,7 @@ class ResumeTraceRecorder:
             "moments": moments,
             "averages": _digests_of_averages(self._models, owned, self._owners),
             "together": [
-                _hash_of_parts(_bytes_of_tensor(each.detach().float()) for each in one.parameters())
+                _hex_hash_of_chunks(_bytes_of_tensor(each.detach().float()) for each in one.parameters())
                 for one in self._models
             ],
             "scales": [*self._loss_scales_with_counts()],
@@ -378,7 +378,7 @@ def _bytes_of_tensor(tensor: Tensor) -> bytes:
     return flat.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _hash_of_parts(parts: Iterable[bytes]) -> str:
+def _hex_hash_of_chunks(parts: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)
@@ -389,12 +389,12 @@ def _digests_of_tensor(value: Any) -> dict[str, str]:
     """Return digests of a tensor's values in fp32, or its integers, and as roundings to 16 bits would leave them."""
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
     if not tensor.is_floating_point():
-        return {"values": _hash_of_parts([_bytes_of_tensor(tensor)])}
+        return {"values": _hex_hash_of_chunks([_bytes_of_tensor(tensor)])}
     wide = tensor.detach().float()
     rounded = {str(half).removeprefix("torch."): wide.to(half).float() for half in HALF_DTYPES}
     found = {
-        "values": _hash_of_parts([_bytes_of_tensor(wide)]),
-        **{name: _hash_of_parts([_bytes_of_tensor(each)]) for name, each in rounded.items()},
+        "values": _hex_hash_of_chunks([_bytes_of_tensor(wide)]),
+        **{name: _hex_hash_of_chunks([_bytes_of_tensor(each)]) for name, each in rounded.items()},
     }
     if tensor.dtype is not torch.float32:
         found["dtype"] = str(tensor.dtype).removeprefix("torch.")
@@ -470,7 +470,9 @@ def _digests_of_averages(models: list[nn.Module], owned: set[int], owners: list[
         own = [each for each in own if each.data_ptr() not in places]
         left = Counter(tuple(each.shape) for each in own)
         if any(shapes and shapes <= left for shapes in of_models):
-            found[name] = {"values": _hash_of_parts(_bytes_of_tensor(each.detach().float()) for each in own)}
+            found[name] = {
+                "values": _hex_hash_of_chunks(_bytes_of_tensor(each.detach().float()) for each in own)
+            }
     return found
 
 
@@ -559,7 +561,11 @@ def _lr_scheduler_classes() -> list[Any]:
 def _digests_of_first_samples(tensors: list[Tensor]) -> list[str]:
     """Return digests of the first samples of a batch: of the parts of its first tensor along the first dimension."""
     batch = next((each for each in tensors if each.dim() and not each.is_sparse), None)
-    return [] if batch is None else [_hash_of_parts([_bytes_of_tensor(each)]) for each in batch[:MAX_SAMPLES]]
+    return (
+        []
+        if batch is None
+        else [_hex_hash_of_chunks([_bytes_of_tensor(each)]) for each in batch[:MAX_SAMPLES]]
+    )
 
 
 def _tensors_without_grad_fn(values: Any, depth: int) -> Iterator[Tensor]:
@@ -578,7 +584,7 @@ def _tensors_without_grad_fn(values: Any, depth: int) -> Iterator[Tensor]:
 def _digests_of_generators() -> dict[str, str]:
     numpy_state: Any = np.random.get_state()
     return {
-        "torch": _hash_of_parts([_bytes_of_tensor(torch.get_rng_state())]),
-        "numpy": _hash_of_parts([str(numpy_state[1:3]).encode(), numpy_state[1].tobytes()]),
-        "random": _hash_of_parts([repr(random.getstate()).encode()]),
+        "torch": _hex_hash_of_chunks([_bytes_of_tensor(torch.get_rng_state())]),
+        "numpy": _hex_hash_of_chunks([str(numpy_state[1:3]).encode(), numpy_state[1].tobytes()]),
+        "random": _hex_hash_of_chunks([repr(random.getstate()).encode()]),
     }

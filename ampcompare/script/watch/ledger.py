@@ -22,7 +22,7 @@ from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
-from ampcompare.training.ledger import MAX_SHARE, StepLook
+from ampcompare.training.ledger import MAX_SHARE, StepTypeRecorder
 
 DETAILED = 2  # steps that were applied, of each optimizer
 MAX_DETAILED = 12  # rows of steps, skipped ones too
@@ -51,7 +51,7 @@ class ScriptLedgerWatch:
         self._rows = rows
         self._arm = arm
         self._emulated = emulated
-        self._look = StepLook(self._parameters_of_models, masters)
+        self._look = StepTypeRecorder(self._parameters_of_models, masters)
         self._events = Subscriptions(Layer.WATCH)
         self._setters = Subscriptions(Layer.WATCH)  # until the first steps are over
         self._passes_of_step = Subscriptions(Layer.WATCH)  # while a step is looked at
@@ -83,15 +83,15 @@ class ScriptLedgerWatch:
         self._events.wrap(torch, "compile", self._compile)
         self._follow_passes()
         self._events.call_at_end(register_optimizer_step_post_hook(self._reset_pass_count).remove)
-        self._rows.recorder.call_after_each_row(self._end_look_at_step_row)
+        self._rows.recorder.call_after_each_row(self._end_watched_step_at_row)
         self._rows.recorder.call_before_close(self._end_with_row)
 
     def end(self) -> None:
         """Look no longer."""
         if self._begins:
             if not self._is_stepped:
-                self._look.note_held_after_step(self._live_optimizers())
-            self._finish_look()
+                self._look.note_types_held_after_step(self._live_optimizers())
+            self._finish_watched_step()
         for subscriptions in (self._passes_of_step, self._setters, self._events):
             subscriptions.end()
 
@@ -232,11 +232,11 @@ class ScriptLedgerWatch:
         if is_new and next(module.parameters(), None) is not None:
             self._models.append(weakref.ref(module))
         if self._is_stepped:
-            self._finish_look()
+            self._finish_watched_step()
         if not self._follows:
             return original(module, *args, **kwargs)
-        self._begin_look()
-        return self._look_inside_call(original, module, *args, **kwargs)
+        self._begin_watched_step()
+        return self._watch_inside_call(original, module, *args, **kwargs)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._depth:
@@ -248,9 +248,9 @@ class ScriptLedgerWatch:
         self._passes += 1
         if self._is_pass_compiled:  # so is its backward pass, of which no part is known apart
             return original(*args, **kwargs)
-        return self._look_inside_call(original, *args, **kwargs)
+        return self._watch_inside_call(original, *args, **kwargs)
 
-    def _look_inside_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _watch_inside_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._depth += 1
         try:
             if isinstance(args[0], nn.Module) and type(args[0]).__name__ == "OptimizedModule":
@@ -260,7 +260,7 @@ class ScriptLedgerWatch:
         finally:
             self._depth -= 1
 
-    def _begin_look(self) -> None:
+    def _begin_watched_step(self) -> None:
         if not self._begins:
             self._begins, self._is_pass_compiled = True, False
             self._begun_at = time.perf_counter()
@@ -270,7 +270,7 @@ class ScriptLedgerWatch:
         # where an arm knows only later whether it was applied, the row comes after the next pass
         self._passes = 0
 
-    def _end_look_at_step_row(self, row: dict[str, Any]) -> None:
+    def _end_watched_step_at_row(self, row: dict[str, Any]) -> None:
         """Count the step of a row, end the look at it, and begin the next where one is due."""
         if row["kind"] == "backward" and row["scale_before"] is not None:
             self._scale = row["scale_before"]
@@ -283,12 +283,12 @@ class ScriptLedgerWatch:
             self._look.note_outcome(applied if callable(applied) else lambda: bool(applied))
         self._applied += bool(row["applied"])  # one that is not known yet counts as applied
         if self._begins:  # until the next forward pass, as another optimizer may step
-            self._look.note_held_after_step(self._live_optimizers())
+            self._look.note_types_held_after_step(self._live_optimizers())
             self._is_stepped, self._stepped_at = True, time.perf_counter()
         elif self._count % EVERY == 0 and self._spent <= MAX_SHARE * (time.perf_counter() - self._since):
             self._follow_passes()
 
-    def _finish_look(self) -> None:
+    def _finish_watched_step(self) -> None:
         self._begins = self._is_stepped = False
         self._look.close()
         count = max(1, len(self._rows.optimizers))
@@ -308,7 +308,7 @@ class ScriptLedgerWatch:
         if not self._look.steps:
             return None
         scale = self._scale() if callable(self._scale) else self._scale
-        ledger = self._look.ledger_of_looks(
+        ledger = self._look.read_ledger_from_device(
             loss_scale=None if scale is None else float(scale),
             emulated=self._emulated,
             unseen="torch.compile" if self._has_compiled else "",

@@ -12,7 +12,7 @@ import torch
 from ampcompare.base.location import user_location
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.guards.checks.clipping import BEHIND_HOOKS
-from ampcompare.guards.detection.gradient_hooks import GradientHooks, follow_limits
+from ampcompare.guards.detection.gradient_hooks import GradientHooks, follow_tensor_limits
 
 
 class LimitedGradientsWatch:
@@ -26,7 +26,7 @@ class LimitedGradientsWatch:
     def follow(self, events: Subscriptions) -> None:
         """Follow the script from now on, until the end of `events`."""
         self._hooks.follow_registrations(events)
-        follow_limits(events, lambda: self._is_in_backward, self._note_limit)
+        follow_tensor_limits(events, lambda: self._is_in_backward, self._note_limit)
         events.wrap(torch.amp.GradScaler, "scale", self._scale)
         for name in ("apex.amp", "apex.amp.handle"):
             if name in sys.modules:

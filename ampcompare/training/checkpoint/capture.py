@@ -21,8 +21,8 @@ from ampcompare.base.tensors.tree import map_tensors_in_tree
 from ampcompare.checkpoints.store.layout import CONVERTED, list_of_one_or_several, only_entry_or_list
 from ampcompare.training.checkpoint.check_checkpoint import Names, check_training_state
 from ampcompare.training.checkpoint.flattened import (
+    gather_plain_optimizer_state,
     is_flattened,
-    plain_optimizer_state,
     rebuild_flattened_tensor,
 )
 from ampcompare.training.parallel.ranks import Communicator
@@ -30,7 +30,7 @@ from ampcompare.training.precision.base import Precision, owned_params
 from ampcompare.training.process.device import generator_state_of, set_generator_state
 
 
-def training_state(
+def gather_training_state(
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
     precision: Precision,
@@ -44,7 +44,7 @@ def training_state(
     return {
         "model": only_entry_or_list([gather_tensors_in_tree(model.state_dict()) for model in models]),
         "optimizer": only_entry_or_list(
-            [plain_optimizer_state(optimizer.state_dict()) for optimizer in optimizers]
+            [gather_plain_optimizer_state(optimizer.state_dict()) for optimizer in optimizers]
         ),
         precision.key: precision.state_dict(),
         "masters": only_entry_or_list(_masters_of_optimizers(models, optimizers, names)),
@@ -56,7 +56,7 @@ def training_state(
     }
 
 
-def states_differing_between_ranks(
+def gather_rank_specific_states(
     models: Sequence[nn.Module], devices: Sequence[torch.device], ranks: Communicator
 ) -> dict[str, Any] | None:
     """Return what differs between ranks: random generators, those of the GPUs too, and buffers.
@@ -76,7 +76,7 @@ def states_differing_between_ranks(
     return {
         "rng": [generators for generators, _ in states],
         # The saved model is rank 0's: a rank stores only what it has otherwise.
-        "buffers": [_buffers_that_differ(rank_buffers, saved) for _, rank_buffers in states],
+        "buffers": [_buffers_missing_or_different(rank_buffers, saved) for _, rank_buffers in states],
     }
 
 
@@ -87,7 +87,7 @@ def restore_state_of_rank(
     ranks: Communicator,
     seed: int,
 ) -> None:
-    """Load this rank's part of `states_differing_between_ranks`; from here to training nothing may draw random numbers.
+    """Load this rank's part of `gather_rank_specific_states`; from here to training nothing may draw random numbers.
 
     `seed`, another on each rank, seeds the generators if the state is of another number of processes.
     """
@@ -110,7 +110,7 @@ def restore_training_state(
     precision: Precision,
     names: Names,
 ) -> None:
-    """Load what `training_state` returned into models and optimizers as `Precision.prepare` returned them, unwrapped.
+    """Load what `gather_training_state` returned into models and optimizers, unwrapped, of `Precision.prepare`.
 
     All of it is checked before any of it is loaded. Its tensors may be used without a copy, and then change.
     """
@@ -123,7 +123,7 @@ def restore_training_state(
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
         # Apex makes masters here at the latest. State loaded before that would be rounded to the half weights.
         optimizer.zero_grad()
-        placed = _state_in_own_tensors(optimizer, _state_with_memory_of_its_own(saved, seen))
+        placed = _state_in_own_tensors(optimizer, _state_without_shared_memory(saved, seen))
         _load_optimizer_state(optimizer, placed, keep_types=CONVERTED not in state)
     masters = list_of_one_or_several(state.get("masters") or {})
     for optimizer, slots in zip(optimizers, names, strict=True):
@@ -139,7 +139,7 @@ def restore_training_state(
             params[index].grad = torch.zeros_like(params[index])
 
 
-def _state_with_memory_of_its_own(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
+def _state_without_shared_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
     """Return the state of an optimizer in tensors that share no memory, because an optimizer writes into them."""
 
     def copy_if_shared(tensor: Tensor) -> Tensor:
@@ -208,7 +208,9 @@ def _buffers_of_models(models: Sequence[nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def _buffers_that_differ(buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[str, Tensor]:
+def _buffers_missing_or_different(
+    buffers: Mapping[str, Tensor], saved: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Return the buffers that the saved model lacks, or has with another value."""
     return {
         name: value

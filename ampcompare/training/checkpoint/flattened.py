@@ -65,7 +65,7 @@ def rebuild_flattened_tensor(saved: Mapping[str, Any]) -> Tensor:
     return made
 
 
-def plain_optimizer_state(state: dict[str, Any]) -> dict[str, Any]:
+def gather_plain_optimizer_state(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state dict of an optimizer in whole, plain tensors: shards gathered, other classes flattened.
 
     Every rank calls it with its parts of the same state, and raises if shards are of another class on any rank.

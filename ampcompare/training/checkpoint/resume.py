@@ -146,9 +146,9 @@ def _value_as_short_text(value: Any) -> str:
     return printable_line(str(value), MAX_LENGTH)
 
 
-def _machine_changes_by_name(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+def _machine_changes_by_name(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     return {
-        name: f"{name} {_value_as_short_text(then[name])} then, {value} now"
+        name: f"{name} {_value_as_short_text(saved[name])} then, {value} now"
         for name, value in now.items()
-        if name in then and str(then[name]) != str(value)
+        if name in saved and str(saved[name]) != str(value)
     }

@@ -147,7 +147,7 @@ def require_equal_on_ranks(ranks: Communicator, what: str, value: Any, remedy: s
     raise RanksDiffer(f"{names} of {ranks.size} hold another {what} than rank 0: {detail}; {remedy}")
 
 
-def model_facts_by_parameter(models: Sequence[nn.Module]) -> dict[str, str]:
+def signature_by_parameter(models: Sequence[nn.Module]) -> dict[str, str]:
     """Return name, shape, dtype and trainability of each parameter."""
     facts = {}
     for index, model in enumerate(models):

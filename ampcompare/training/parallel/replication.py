@@ -180,7 +180,7 @@ class FSDP(Parallel):
                 model.set_requires_gradient_sync(True)
 
 
-def note_reduction_type(model: nn.Module, dtype: torch.dtype) -> None:
+def request_reduction_type(model: nn.Module, dtype: torch.dtype) -> None:
     """Ask what wraps `model` for several processes to average its gradients in `dtype`."""
     setattr(model, ATTRIBUTE, dtype)
 

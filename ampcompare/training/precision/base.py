@@ -328,7 +328,7 @@ class UnscaleOnce(Precision, abc.ABC):
     def _unscale(self, optimizer: Optimizer) -> None:
         """Bring the gradients of `optimizer` to their true size."""
 
-    def _note_steps_end_unscaled(self, optimizers: Sequence[Optimizer]) -> None:
+    def _note_optimizers_were_stepped(self, optimizers: Sequence[Optimizer]) -> None:
         """Note that these optimizers were stepped: their next gradients are not unscaled."""
         self._unscaled.difference_update(map(id, optimizers))
 

@@ -188,7 +188,7 @@ class FormatPlan:
             np.random.set_state(numpy)
         return names[-1] if names else ""
 
-    def check_last_layer(self) -> None:
+    def check_guess_of_last_layer(self) -> None:
         """Refuse a step in which another layer ran last than was guessed, where no copy could be run.
 
         Raises:
@@ -322,7 +322,7 @@ class Gemm(PrecisionWrapper):
         return prepared
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
-        self.plan.check_last_layer()
+        self.plan.check_guess_of_last_layer()
         return super().step(*optimizers)
 
     @property

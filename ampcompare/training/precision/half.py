@@ -27,7 +27,7 @@ from ampcompare.base.tensors.loss_scale import (
     next_scale_and_good_steps,
 )
 from ampcompare.base.tensors.skippable_step import is_step_skippable
-from ampcompare.training.parallel.replication import note_reduction_type
+from ampcompare.training.parallel.replication import request_reduction_type
 from ampcompare.training.precision.base import (
     FixedOutcome,
     LateOutcomes,
@@ -37,7 +37,7 @@ from ampcompare.training.precision.base import (
     applied_outcome,
     owned_params,
 )
-from ampcompare.training.precision.half_casts import cast_model
+from ampcompare.training.precision.half_casts import cast_model_with_inputs_outputs
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
 from ampcompare.training.precision.optimizer_state import hold_state_in_type
 from ampcompare.training.precision.stepped_weights import (
@@ -124,7 +124,7 @@ class Half(Precision):
             self._stochastic.seed = torch.initial_seed() % 2**31  # by now that of the run
         for model in models:
             if self._reduce is not None:
-                note_reduction_type(model, self._reduce)
+                request_reduction_type(model, self._reduce)
         for optimizer in optimizers:
             self._weights[id(optimizer)] = self._make_optimizer_weights(optimizer)
             if self.state_dtype is not None:
@@ -136,7 +136,7 @@ class Half(Precision):
         """Cast the models, and what goes into them and comes out."""
         with kept_in_fp32(models, self.keep_fp32, self.half_dtype) as self.kept_fp32:
             for model in models:
-                cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
+                cast_model_with_inputs_outputs(model, self.half_dtype, bn_fp32=self.bn_fp32)
 
     def _make_optimizer_weights(self, optimizer: Optimizer) -> OptimizerWeights:
         if self._collects:
@@ -193,7 +193,7 @@ class Half(Precision):
     def _unscale_once_per_step(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._flags:
             return
-        self._weights[id(optimizer)].take_gradients()
+        self._weights[id(optimizer)].take_gradients_from_model()
         flags: list[Tensor] = []
         if self._scale is not None:
             grads = [param.grad for param in owned_params(optimizer) if param.grad is not None]
@@ -247,7 +247,7 @@ class Half(Precision):
             self._outcome = applied_outcome(len(optimizers), self.loss_scales())
             return self._outcome
         if self._on_device is not None:
-            return self._step_without_read(optimizers, self._on_device)
+            return self._step_without_reading_flags(optimizers, self._on_device)
         applied = tuple([not overflow for overflow in self._read_overflow_flags(optimizers)])
         for optimizer, good in zip(optimizers, applied, strict=True):
             self.step_or_skip_unscaled(optimizer, good=good)
@@ -270,10 +270,12 @@ class Half(Precision):
             self._weights[id(optimizer)].end_without_step()
             return None
         result = optimizer.step()
-        self._weights[id(optimizer)].give_weights()
+        self._weights[id(optimizer)].give_weights_to_model()
         return result
 
-    def _step_without_read(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
+    def _step_without_reading_flags(
+        self, optimizers: Sequence[Optimizer], scale: DeviceLossScale
+    ) -> StepOutcome:
         """Step without reading a flag: the optimizers leave weights and state as they are where theirs is set."""
         flags = [
             _nonzero_scalar_if_any_flag(self._flags[id(optimizer)], like=scale.inverse)
@@ -286,7 +288,7 @@ class Half(Precision):
                 optimizer.step()
             finally:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
-            self._weights[id(optimizer)].give_weights()  # after a skip the same weights again
+            self._weights[id(optimizer)].give_weights_to_model()  # after a skip the same weights again
         scale.update(_nonzero_scalar_if_any_flag(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
         moved = scale.copy()
 

@@ -20,7 +20,7 @@ OF_MODULE = {
 }
 
 
-def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
+def cast_model_with_inputs_outputs(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
     """Cast the parameters and buffers of `model` in place, and from now on its inputs and outputs.
 
     Float64 is for an evaluation. `bn_fp32` keeps the weights and statistics of batch norm in fp32.
@@ -30,7 +30,7 @@ def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
-    """Cast the parameters and buffers of `model` in place; the arguments are those of `cast_model`.
+    """Cast the parameters and buffers of `model` in place; the arguments are those of `cast_model_with_inputs_outputs`.
 
     Complex ones stay as they are, as under `model.half()`: `model.to(dtype)` would leave their real parts alone.
     """

@@ -75,5 +75,5 @@ class Horovod(UnscaleOnce):
                     optimizer.step()
             else:
                 optimizer.step()
-        self._note_steps_end_unscaled(optimizers)
+        self._note_optimizers_were_stepped(optimizers)
         return applied_outcome(len(optimizers))

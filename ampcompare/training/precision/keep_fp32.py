@@ -121,7 +121,7 @@ def ids_of_kept_modules(
         if not found:
             raise ConfigError(
                 f"{option}={pattern} matches no module in the model, neither by its dotted name nor by its type; "
-                f"{_near_names_text(pattern, named)}"
+                f"{_similar_names_text(pattern, named)}"
             )
         kept.update(id(inner) for module in found for inner in module.modules())
     tensors = {id(module): {id(tensor) for tensor in own_tensors_of_module(module)} for _, module in named}
@@ -137,7 +137,7 @@ def _does_pattern_match(pattern: str, name: str, module: nn.Module) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
 
 
-def _near_names_text(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> str:
+def _similar_names_text(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> str:
     known = [*dict.fromkeys([*(name for name, _ in named), *(type(module).__name__ for _, module in named)])]
     core = pattern.strip("*.").lower()
     ends = {name: name.rpartition(".")[2].lower() for name in known}

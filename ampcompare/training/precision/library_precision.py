@@ -75,7 +75,7 @@ class LibraryPrecision(UnscaleOnce):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
             self._let_library_step(optimizer)
-        self._note_steps_end_unscaled(optimizers)
+        self._note_optimizers_were_stepped(optimizers)
         if self.scaler is None:
             return applied_outcome(len(optimizers))
         scale = self.scaler._scale

@@ -27,11 +27,11 @@ from ampcompare.base.tensors.products import (
 )
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.shared_scales import (
-    grid_times_tile_and_whole,
     hadamard_matrix,
-    mask_of_scales_at_end,
     multiply_by_hadamard,
     round_matrix,
+    rounded_values_and_matrix_scale,
+    tiles_with_scale_at_limit,
 )
 from ampcompare.training.precision.torchao_products import TorchaoProducts
 
@@ -192,10 +192,10 @@ def _product_and_operands(
         values, whole = layer.squares
         b = _OperandWithRounding(values.t(), values.t(), whole)
     else:
-        b = _round_operand(layer, rounding, role, right, is_left=False)
+        b = _transform_and_round_operand(layer, rounding, role, right, is_left=False)
         if shares and role == "fprop":
             layer.squares = b.values, b.whole
-    a = _round_operand(layer, rounding, role, left, is_left=True)
+    a = _transform_and_round_operand(layer, rounding, role, left, is_left=True)
     product = a.values @ b.values.t()
     if rounding.has_tensor_scale:
         product.mul_(a.whole * b.whole)
@@ -207,13 +207,13 @@ def _product_and_operands(
     return result, [a, b]
 
 
-def _round_operand(
+def _transform_and_round_operand(
     layer: LayerFormats, rounding: ProductRounding, role: str, x: Tensor, *, is_left: bool
 ) -> _OperandWithRounding:
     matrix = x.float()
     if rounding.transformed:
         matrix = multiply_by_hadamard(matrix, hadamard_matrix(x.device))
-    values, whole = grid_times_tile_and_whole(
+    values, whole = rounded_values_and_matrix_scale(
         matrix,
         rounding.form,
         rounding.element_of_operand(role, is_left=is_left),
@@ -258,7 +258,7 @@ def _rounding_error_figures_of_operand(
     matrix, element = operand.matrix, rounding.element_of_operand(role, is_left=is_left)
     square = rounding.is_scaled_in_squares(role, is_left=is_left)
     nearest = round_matrix(matrix, rounding.form, element, rounding.scale, square=square)
-    ends = mask_of_scales_at_end(nearest, rounding.form, element, rounding.scale)
+    ends = tiles_with_scale_at_limit(nearest, rounding.form, element, rounding.scale)
     exact = matrix.double()
     counts = (
         torch.tensor(matrix.numel(), device=matrix.device),

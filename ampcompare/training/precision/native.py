@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.base.tensors.cuda_casts import AS_IT_IS, NestedContexts, cast_as_on_cuda
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, next_scale_and_good_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
-from ampcompare.training.parallel.replication import note_reduction_type
+from ampcompare.training.parallel.replication import request_reduction_type
 from ampcompare.training.precision.base import (
     LateOutcomes,
     Precision,
@@ -110,7 +110,7 @@ class Native(UnscaleOnce):
         ) as self.kept_fp32:
             for model in models:
                 if self._reduce is not None:
-                    note_reduction_type(model, self._reduce)
+                    request_reduction_type(model, self._reduce)
         if self.state_dtype is not None:
             for optimizer in optimizers:
                 hold_state_in_type(optimizer, self.state_dtype)
@@ -130,7 +130,7 @@ class Native(UnscaleOnce):
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         if self._replay is None:
-            self._note_steps_end_unscaled(optimizers)
+            self._note_optimizers_were_stepped(optimizers)
             return super().step(*optimizers)
         for optimizer in optimizers:
             # One pass over the gradients: else the scaler checks them, and `step` unscales.

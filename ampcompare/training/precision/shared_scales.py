@@ -165,7 +165,7 @@ def round_matrix(
     return RoundedMatrix(round_to_element(unrounded, element, generator), tile, whole, unrounded, largest)
 
 
-def grid_times_tile_and_whole(
+def rounded_values_and_matrix_scale(
     x: Tensor,
     form: Format,
     element: Element,
@@ -262,7 +262,7 @@ def _round_by_powers_of_two(
     return rounded
 
 
-def mask_of_scales_at_end(rounded: RoundedMatrix, form: Format, element: Element, scale: str) -> Tensor:
+def tiles_with_scale_at_limit(rounded: RoundedMatrix, form: Format, element: Element, scale: str) -> Tensor:
     """Return which tiles that are not all zero want a scale at or beyond an end of its range."""
     largest = rounded.largest
     if scale in E8M0_SCALES:

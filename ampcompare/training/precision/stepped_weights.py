@@ -24,10 +24,10 @@ class OptimizerWeights:
     def add_up_gradients(self) -> None:
         """Add up the gradients so far, before those of another backward pass come."""
 
-    def take_gradients(self) -> None:
+    def take_gradients_from_model(self) -> None:
         """Give what the optimizer steps the gradients of the model."""
 
-    def give_weights(self) -> None:
+    def give_weights_to_model(self) -> None:
         """Give the model the weights of a step."""
 
     def end_without_step(self) -> None:
@@ -70,7 +70,7 @@ class MasterWeights(OptimizerWeights):
         return list(zip(self._params, self._masters, strict=True))
 
     @torch.no_grad()
-    def take_gradients(self) -> None:
+    def take_gradients_from_model(self) -> None:
         if len(self._optimizer.param_groups) != self._num_groups:
             self._make_masters()
         narrow: list[Tensor] = []
@@ -83,7 +83,7 @@ class MasterWeights(OptimizerWeights):
         copy_tensors_by_dtype(wide, narrow)
 
     @torch.no_grad()
-    def give_weights(self) -> None:
+    def give_weights_to_model(self) -> None:
         copy_tensors_by_dtype(self._params, self._masters)
 
 
@@ -107,7 +107,7 @@ class MastersWithFp32Gradients(MasterWeights):
                 param.grad = None
 
     @torch.no_grad()
-    def take_gradients(self) -> None:
+    def take_gradients_from_model(self) -> None:
         if has_other_ranks():
             collected: list[Tensor] = [master.grad for master in self._masters if master.grad is not None]
             average_over_ranks_in(self._reduce, collected)
@@ -147,7 +147,7 @@ class Fp32CopiesPerStep(OptimizerWeights):
         return list(zip(self._params, self._copies, strict=True))
 
     @torch.no_grad()
-    def take_gradients(self) -> None:
+    def take_gradients_from_model(self) -> None:
         for group in self._optimizer.param_groups:
             held = group["params"]
             for index, param in enumerate(held):
@@ -174,7 +174,7 @@ class Fp32CopiesPerStep(OptimizerWeights):
         self._compensations.append(compensation)
 
     @torch.no_grad()
-    def give_weights(self) -> None:
+    def give_weights_to_model(self) -> None:
         if self._stochastic is not None:
             self._stochastic.round_into(self._params, self._copies)
         else:

@@ -47,7 +47,9 @@ class TorchaoProducts:
         self.kernels = has_mxfp8_kernel(left.device)
         preference = self._preference.AUTO if self.kernels else self._preference.EMULATED
         a, b = (
-            self._tensor.to_mx(_fill_up_to_tiles(one), torch.float8_e4m3fn, SUMMED, self._scale, preference)
+            self._tensor.to_mx(
+                _pad_to_kernel_multiples(one), torch.float8_e4m3fn, SUMMED, self._scale, preference
+            )
             for one in (left, right)
         )
         product: Tensor = torch.mm(a, b.t())
@@ -70,6 +72,6 @@ class TorchaoProducts:
         )
 
 
-def _fill_up_to_tiles(x: Tensor) -> Tensor:
+def _pad_to_kernel_multiples(x: Tensor) -> Tensor:
     """Return a matrix with zeros up to the multiples that a kernel takes."""
     return F.pad(x, (0, -x.shape[1] % SUMMED, 0, -x.shape[0] % ROWS)).contiguous()

@@ -38,7 +38,7 @@ def configure_process(config: RunConfig, device: torch.device) -> None:
         set_tf32(config.tf32 == "on")
 
 
-def enter_examining_process(values: Mapping[str, Any]) -> tuple[RunConfig, torch.device]:
+def configure_examining_process(values: Mapping[str, Any]) -> tuple[RunConfig, torch.device]:
     """Set up a process that was started to examine a recipe.
 
     Args:

@@ -18,7 +18,7 @@ from ampcompare.base.environment import gpus
 from ampcompare.base.environment.apex import find_installed_apex
 from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.environment.gpus import why_no_accelerator
-from ampcompare.base.environment.oldest import require_python
+from ampcompare.base.environment.oldest import require_supported_python
 from ampcompare.base.environment.packages import (
     distributions_of_modules,
     entry_points,
@@ -176,10 +176,10 @@ def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 9, 18, "final", 0))
     monkeypatch.setattr(sys, "argv", ["train.py"])
     with pytest.raises(ImportError, match=r"needs Python 3\.\d+ or later, and this is 3\.9\.18"):
-        require_python()
+        require_supported_python()
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ampcompare", "lint"])
     with pytest.raises(SystemExit) as ended:
-        require_python()
+        require_supported_python()
     assert ended.value.code == 4
 
 

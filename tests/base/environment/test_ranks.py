@@ -21,7 +21,11 @@ from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalL
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
-from ampcompare.experiment.launch.worker.rank import initialized_process_group, local_device, open_rank_store
+from ampcompare.experiment.launch.worker.rank import (
+    device_of_local_rank,
+    initialized_process_group,
+    open_rank_store,
+)
 from ampcompare.experiment.run_options import LaunchOptions
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.process.process_group import choose_group_backend
@@ -138,10 +142,10 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices_and_backends() -> None:
     """On CPUs all ranks use the CPU and gloo; one GPU for several of them is refused."""
     world = DistributedEnv(1, 2, 1, 2, "env://", 0, "torchrun")
-    assert local_device("cpu", world) == "cpu"
+    assert device_of_local_rank("cpu", world) == "cpu"
     assert choose_group_backend("auto", "cpu") == choose_group_backend("gloo", "cpu") == "gloo"
     with pytest.raises(ConfigError, match="cuda:0 is one GPU for 2 processes"):
-        local_device("cuda:0", world)
+        device_of_local_rank("cuda:0", world)
 
 
 @pytest.fixture
@@ -186,7 +190,7 @@ def test_one_process_talks_as_several_would(
     monkeypatch.setattr(
         worker, "train_cell", lambda config, *_: worker.record_of_failure(config, ValueError("trained"))
     )
-    record = worker.run_cell(config, tmp_path)
+    record = worker.train_cell_and_write_record(config, tmp_path)
     assert record.error == "ValueError: trained"
     assert asked == [("set_device", gpu), (chosen, gpu if chosen == "nccl" else None)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.files.read import FileFault, check_plain_data, parse_json, parse_yaml, read_text
+from ampcompare.base.files.read import FileFault, check_json_compatible, parse_json, parse_yaml, read_text
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import build_validated_model
 
@@ -119,6 +119,6 @@ def _wide() -> list[Any]:
 def test_arguments_of_a_model(value: Any, fault: str) -> None:
     """What a record could not hold is refused as an argument of a network, also from Python."""
     with pytest.raises(FileFault, match=fault):
-        check_plain_data({"x": value})
+        check_json_compatible({"x": value})
     with pytest.raises(ConfigError, match=f"recipe.model.args: .*{fault}"):
         build_validated_model(RunConfig, {"recipe": {"model": {"args": {"x": value}}}})

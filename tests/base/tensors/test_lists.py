@@ -33,7 +33,7 @@ from ampcompare.base.tensors.tree import (
     map_tensors_in_tree,
     tensors_in_value,
 )
-from ampcompare.training.ledger import StepLook
+from ampcompare.training.ledger import StepTypeRecorder
 from ampcompare.training.policies import are_weights_finite
 from ampcompare.training.precision.base import make_precision
 
@@ -136,7 +136,7 @@ def _looked_at_step() -> None:
     parameters = [*nn.Linear(2, 2).half().parameters(), *nn.Linear(2, 2).parameters()]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    optimizer, look = torch.optim.SGD(parameters, lr=0.1), StepLook(lambda: parameters)
+    optimizer, look = torch.optim.SGD(parameters, lr=0.1), StepTypeRecorder(lambda: parameters)
     look.begin(0, [optimizer], detailed=True)
     assert not has_global_step_hooks()  # a look does not keep steps on the host
     optimizer.step()

@@ -17,9 +17,9 @@ import ampcompare
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.profiling.measure import (
     find_peak_rates_in_table,
-    measured_peak_rates_of_device,
+    measure_peak_rates_of_device,
     profile_from_measured,
-    step_profiler_half_type_and_mode_of_loop,
+    train_loop_under_step_profiler,
 )
 from ampcompare.diagnosis.profiling.step_profiler import StepCounts
 from ampcompare.results.records.profile import ArmProfile
@@ -44,7 +44,7 @@ def loop(precision: Any, *, model: Callable[[], nn.Module] = _net, **options: An
 
 
 def _profile(arm: str, train: Loop = loop, steps: StepCounts = FEW) -> ArmProfile:
-    profiler, *_ = step_profiler_half_type_and_mode_of_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
+    profiler, *_ = train_loop_under_step_profiler(train, ampcompare.Arm.parse(arm), steps, CPU)
     return profile_from_measured(arm, profiler.measured, half_dtype="bf16" if "bf16" in arm else "")
 
 
@@ -208,7 +208,7 @@ def test_torch_is_left_as_it_was() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        step_profiler_half_type_and_mode_of_loop(fails, ampcompare.Arm.parse("fp32"), FEW, CPU)
+        train_loop_under_step_profiler(fails, ampcompare.Arm.parse("fp32"), FEW, CPU)
     assert torch.autograd.backward is backward
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not _global_optimizer_pre_hooks
@@ -255,7 +255,7 @@ def test_what_is_not_in_the_table_is_unknown() -> None:
 
 def test_a_peak_is_measured() -> None:
     """A CPU without an entry has the speed of a product, and says so."""
-    peak = measured_peak_rates_of_device(CPU, "fp32")
+    peak = measure_peak_rates_of_device(CPU, "fp32")
     assert peak.flops is not None
     assert peak.flops > 1e8
     assert peak.source.startswith("measured here: fp32 products")

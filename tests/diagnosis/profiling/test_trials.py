@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.diagnosis.profiling.profile_recipe import changes_worth_timing, time_variants
+from ampcompare.diagnosis.profiling.profile_recipe import changes_worth_timing, time_config_variants
 from ampcompare.results.records.profile import ArmProfile, StepPart
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import build_validated_model
@@ -45,7 +45,7 @@ def test_a_gain_is_one_in_each_round(steps: tuple[float, float], seconds: float)
     """The time is that of the same work, equal where rounds overlap."""
     larger = iter(steps)
     variants = changes_worth_timing(CONFIG, _found("forward", "host"))
-    (trial,) = time_variants(CONFIG, variants, lambda tried: 1.0 if tried == CONFIG else next(larger))
+    (trial,) = time_config_variants(CONFIG, variants, lambda tried: 1.0 if tried == CONFIG else next(larger))
     assert (trial.change, trial.before_seconds, trial.seconds) == (
         "--batch-size 256",
         1.0,
@@ -63,7 +63,9 @@ def test_what_a_training_lacks_gives_no_trial() -> None:
             raise ConfigError("no such batch")
         return 1.0
 
-    trials = time_variants(CONFIG, changes_worth_timing(CONFIG, _found("optimizer", "pointwise")), measure)
+    trials = time_config_variants(
+        CONFIG, changes_worth_timing(CONFIG, _found("optimizer", "pointwise")), measure
+    )
     assert [(one.change, one.failure) for one in trials] == [
         ("--optimizer-implementation foreach", ""),
         ("--batch-size 256", "no such batch"),

@@ -151,7 +151,7 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     folder.mkdir()
     ledger.__init__()  # type: ignore[misc]
     with ledger:
-        record = cell.run_cell(RunConfig.model_validate(config), folder)
+        record = cell.train_cell_and_write_record(RunConfig.model_validate(config), folder)
     _amp_state.close()
     if (state := sys.modules.get("accelerate.state")) is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -110,6 +110,6 @@ def test_a_full_disk_ends_a_cell(
         "_keep_files_up_to_resume_point",
         lambda folder, *_: (folder / "steps.jsonl").symlink_to("/dev/full"),
     )
-    record = cell.run_cell(make_config(), tmp_path)
+    record = cell.train_cell_and_write_record(make_config(), tmp_path)
     assert record.environment["exit_code"] == 4, record.error
     assert "No space left on device; free some space" in (record.error or "")

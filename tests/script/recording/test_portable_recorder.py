@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
+from ampcompare.experiment.launch.script.rows import ScriptRows, read_script_rows
 from ampcompare.experiment.launch.script.stacks import TEMPLATE
 
 OTHER = os.environ.get("AMPCOMPARE_STACK_PYTHON")
@@ -188,7 +188,7 @@ def recorded(tmp_path: Path, forked_python: Any) -> Any:
             )
         else:
             done = forked_python.run(words, tmp_path, dict(os.environ))
-        return done, read_rows(tmp_path / "script.jsonl")
+        return done, read_script_rows(tmp_path / "script.jsonl")
 
     return run
 

@@ -5,9 +5,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.script.recording.summary import read_exec_record
-from ampcompare.script.recording.tail import rows_in_tail_alone
+from ampcompare.script.recording.tail import rows_only_in_tail
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "recorder": 1, "run": "ab12"}
 
@@ -36,7 +36,7 @@ def test_steps_that_were_not_written_follow_those_that_were(tmp_path: Path) -> N
     path = _record(
         tmp_path, _slot(3, 3, 13.5, norm=4.0) + _slot(1, 1, 11.0) + _slot(2, 2, 12.0, loss=3.0) + bytes(72)
     )
-    steps = read_rows(path).steps
+    steps = read_script_rows(path).steps
     assert [(step.loss, step.seconds, step.grad_norm) for step in steps[2:]] == [
         (3.0, 1.0, None),
         (2.0, 1.5, 4.0),
@@ -46,16 +46,18 @@ def test_steps_that_were_not_written_follow_those_that_were(tmp_path: Path) -> N
 
 def test_a_slot_that_was_cut_off_is_none(tmp_path: Path) -> None:
     torn = _slot(3, 3, 13.0)[:64] + _slot(9, 9, 9.0)[64:]
-    assert len(read_rows(_record(tmp_path, _slot(2, 2, 12.0) + torn + _slot(4, 4, 14.0)[:50])).steps) == 3
+    assert (
+        len(read_script_rows(_record(tmp_path, _slot(2, 2, 12.0) + torn + _slot(4, 4, 14.0)[:50])).steps) == 3
+    )
 
 
 def test_clocks_that_disagree_give_no_time(tmp_path: Path) -> None:
     path = _record(tmp_path, _slot(1, 1, 11.0) + _slot(2, 2, 12.0, day=5.0))
-    assert rows_in_tail_alone(path, [HEADER, *_step(0), *_step(1)])[1]["seconds"] is None
+    assert rows_only_in_tail(path, [HEADER, *_step(0), *_step(1)])[1]["seconds"] is None
 
 
 def test_the_tail_of_another_run_is_not_read(tmp_path: Path) -> None:
     path = _record(tmp_path, _slot(2, 2, 12.0))
-    assert rows_in_tail_alone(path, [{**HEADER, "run": "cd34"}]) == []
-    assert rows_in_tail_alone(path, [{**HEADER, "run": "../ab12"}]) == []
-    assert rows_in_tail_alone(path, []) == []
+    assert rows_only_in_tail(path, [{**HEADER, "run": "cd34"}]) == []
+    assert rows_only_in_tail(path, [{**HEADER, "run": "../ab12"}]) == []
+    assert rows_only_in_tail(path, []) == []

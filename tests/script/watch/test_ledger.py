@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
-from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.results.analysis.pairing.declared import role_comparisons
 from ampcompare.results.records.ledger import Ledger
 
@@ -96,7 +96,7 @@ def run(tmp_path: Path, forked_python: Any) -> Run:
         words = ["-m", "ampcompare", "exec", "--arm", arm, "--record", "rows.jsonl", *options, "train.py"]
         done = forked_python.run(words, tmp_path, os.environ)
         assert done.returncode == 0, done.stderr
-        ledger = read_rows(tmp_path / "rows.jsonl").ledger
+        ledger = read_script_rows(tmp_path / "rows.jsonl").ledger
         assert ledger is not None
         return ledger, done.stderr
 

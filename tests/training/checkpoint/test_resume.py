@@ -132,7 +132,7 @@ class Played:
             self.steps: list[StepRecord] = []
             _, context = choose_cpu_half_mode_and_context(settings.cpu_half, precision.half_dtype, CPU)
             with context:
-                for event in self.session.events():
+                for event in self.session.train_and_yield_events():
                     if isinstance(event, EpochResult):
                         self.tally.add_epoch(event)
                     else:

@@ -239,13 +239,13 @@ def test_squares_let_both_products_of_a_weight_multiply_the_same_numbers() -> No
 def test_a_weight_in_squares_is_rounded_once_for_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """And gives the products that two roundings give."""
     rounded = []
-    original = linear_products.grid_times_tile_and_whole
+    original = linear_products.rounded_values_and_matrix_scale
 
     def count(matrix: Tensor, *args: Any, **options: Any) -> Any:
         rounded.append(options["square"])
         return original(matrix, *args, **options)
 
-    monkeypatch.setattr(linear_products, "grid_times_tile_and_whole", count)
+    monkeypatch.setattr(linear_products, "rounded_values_and_matrix_scale", count)
     shared = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
     assert rounded.count(True) == 1
     monkeypatch.setattr(ProductRounding, "shares_weight_tiles", lambda one, other: False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.training.precision.half_casts import cast_model
+from ampcompare.training.precision.half_casts import cast_model_with_inputs_outputs
 from ampcompare.training.precision.stepped_weights import Fp32CopiesPerStep, MasterWeights
 
 
@@ -35,15 +35,15 @@ def test_complex_weights_and_buffers_stay(dtype: torch.dtype, masters: bool) -> 
     model = nn.Linear(2, 2)
     model.wave = nn.Parameter(torch.full((2,), 1 + 2j))
     model.register_buffer("turn", torch.full((2,), 3j))
-    cast_model(model, dtype, bn_fp32=False)
+    cast_model_with_inputs_outputs(model, dtype, bn_fp32=False)
     assert (model.weight.dtype, model.wave.dtype, model.turn.dtype) == (dtype, *[torch.complex64] * 2)
     assert model.turn.tolist() == [3j, 3j]
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     stepped = MasterWeights(optimizer) if masters else Fp32CopiesPerStep(optimizer, kahan=True)
     model.wave.grad = torch.full((2,), 1j)
-    stepped.take_gradients()
+    stepped.take_gradients_from_model()
     optimizer.step()
-    stepped.give_weights()
+    stepped.give_weights_to_model()
     assert model.wave.tolist() == [1 + 1j, 1 + 1j]
 
 
@@ -51,7 +51,7 @@ def test_complex_weights_and_buffers_stay(dtype: torch.dtype, masters: bool) -> 
 def test_everything_that_floats_is_cast(dtype: torch.dtype) -> None:
     """Tensors by place, by name and inside of collections; integers, numbers and words stay."""
     model = Nested()
-    cast_model(model, dtype, bn_fp32=False)
+    cast_model_with_inputs_outputs(model, dtype, bn_fp32=False)
     x, labels = torch.ones(2), torch.arange(2)
     args, kwargs = model(x, [x, (labels, 3)], Pair(x, labels), scale=x, mode="soft")
     assert model.seen == [dtype, dtype]
@@ -76,7 +76,7 @@ class Scale(nn.Module):
 def test_hooks_of_the_user_run_around_the_casts() -> None:
     """A hook sees what the caller gives and gets, in fp32."""
     model = Scale()
-    cast_model(model, torch.float16, bn_fp32=False)
+    cast_model_with_inputs_outputs(model, torch.float16, bn_fp32=False)
     seen: list[torch.dtype] = []
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
     model.register_forward_hook(lambda module, args, output: seen.append(output.dtype))

@@ -7,7 +7,7 @@ from torch import nn
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.results.analysis.pairing.declared import role_comparisons
-from ampcompare.training.ledger import StepLook
+from ampcompare.training.ledger import StepTypeRecorder
 from ampcompare.training.precision.base import make_precision
 
 ASKED = [
@@ -33,7 +33,7 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
     precision = make_precision(text)
     model: nn.Module = nn.Linear(2, 2)
     (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
-    look = StepLook(model.parameters)
+    look = StepTypeRecorder(model.parameters)
     look.begin(0, [optimizer], detailed=True)
     with look.operations_observed():
         with precision.autocast():
@@ -44,5 +44,5 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
     roles = Arm.parse(ON_CPU.get(text, text)).roles
     assert roles is not None
     scales = precision.loss_scales()
-    found = role_comparisons(roles, look.ledger_of_looks(loss_scale=scales[0] if scales else None))
+    found = role_comparisons(roles, look.read_ledger_from_device(loss_scale=scales[0] if scales else None))
     assert [role.difference_text for role in found if role.differs] == []

@@ -13,13 +13,13 @@ from torch import Tensor
 from ampcompare.base.formats import E2M1, E4M3, E5M2, FORMATS, Element
 from ampcompare.training.precision.shared_scales import (
     RoundedMatrix,
-    grid_times_tile_and_whole,
     hadamard_matrix,
     join_tiles,
-    mask_of_scales_at_end,
     multiply_by_hadamard,
     round_matrix,
     round_to_element,
+    rounded_values_and_matrix_scale,
+    tiles_with_scale_at_limit,
 )
 from tests.training.precision.shared_scales.matrices import bell, hashed, make_matrices
 
@@ -333,7 +333,7 @@ def test_scales_at_an_end_of_their_range_are_found(name: str, scale: str, value:
     form = FORMATS[name]
     x = torch.zeros(2, 32)
     x[0] = value
-    ends = mask_of_scales_at_end(rounded(x, name, scale), form, form.element, scale)
+    ends = tiles_with_scale_at_limit(rounded(x, name, scale), form, form.element, scale)
     assert bool(ends.flatten()[0]) is is_end
     assert not ends[-1].any()
 
@@ -342,7 +342,7 @@ def test_a_block_far_below_the_largest_has_a_scale_of_zero_in_nvfp4() -> None:
     x = torch.ones(2, 16)
     x[1] = 2.0**-24
     mine = rounded(x, "nvfp4")
-    assert mask_of_scales_at_end(mine, FORMATS["nvfp4"], E2M1, "te").flatten().tolist() == [False, True]
+    assert tiles_with_scale_at_limit(mine, FORMATS["nvfp4"], E2M1, "te").flatten().tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -358,7 +358,7 @@ def test_fewer_passes_give_the_same_values(name: str, shape: tuple[int, int]) ->
             ):
                 expected = round_matrix(given, form, element, scale, square=square)
                 before = given.clone()
-                values, whole = grid_times_tile_and_whole(given, form, element, scale, square=square)
+                values, whole = rounded_values_and_matrix_scale(given, form, element, scale, square=square)
                 assert equal(given, before)
                 wanted = join_tiles(expected.grid * expected.tile)[: given.shape[0], : given.shape[1]]
                 assert equal(values, wanted), (kind, scale, element.name, square)

@@ -34,7 +34,7 @@ _MAX_FLAGS = 32
 _SCHEDULER_GLOBALS = LRScheduler.__init__.__globals__
 
 
-def install_step_with_flags(optimizer: Any) -> None:
+def make_step_honor_overflow_flags(optimizer: Any) -> None:
     """Make `optimizer.step` honor the flags of its backward passes, if its type and options allow it."""
     if type(optimizer) not in _FUSED_TYPES or not _obeys_overflow_flags(optimizer):
         return
@@ -129,7 +129,7 @@ def _is_own_step(step: Any, own: Any) -> bool:
     return getattr(function, "__wrapped__", None) is own and function.__globals__ is _SCHEDULER_GLOBALS
 
 
-def note_flag_of_pass(optimizer: Any, flag: Tensor, scaler: LossScaler, loss_id: int) -> None:
+def skip_next_step_if_flag(optimizer: Any, flag: Tensor, scaler: LossScaler, loss_id: int) -> None:
     """Make the next step of `optimizer` a skip if `flag` is set."""
     flags: list[Flag] = optimizer._amp_stash.flags
     if len(flags) >= _MAX_FLAGS:  # bounds memory for an optimizer that is passed but never steps

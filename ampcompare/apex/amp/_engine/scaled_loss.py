@@ -236,7 +236,7 @@ class ScaledLoss(AbstractContextManager[Any]):
             scaler.end_device_pass(update=update)
         if update:
             for optimizer in self._optimizers:
-                device_skip.note_flag_of_pass(optimizer, flag, scaler, self._loss_id)
+                device_skip.skip_next_step_if_flag(optimizer, flag, scaler, self._loss_id)
 
     def _restore_stashed_gradients(self) -> None:
         """Restore the gradients that `__enter__` stashed: the backward pass failed."""

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.contrib.optimizers.fused_adam import FusedAdam
-from ampcompare.apex.fp16_utils.fp16_optimizer import AroundOptimizer
+from ampcompare.apex.fp16_utils.fp16_optimizer import InnerOptimizerFields
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm, scale_into
 from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 
 
-class FP16_Optimizer(AroundOptimizer):
+class FP16_Optimizer(InnerOptimizerFields):
     """Train a model of any floating dtype through fp32 copies of its parameters, which `init_optimizer` steps.
 
     Call `backward(loss)` instead of `loss.backward()`. A dynamic scale begins at 2**16, halves at an overflow down to

@@ -20,7 +20,7 @@ from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import make_writer_of_progress, read_config
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
-from ampcompare.experiment.launch.stop_signal import end_signals_handled, stop_signals_held
+from ampcompare.experiment.launch.stop_signal import stop_signals_handled, stop_signals_held
 from ampcompare.results.records.run import RunRecord, read_record
 
 
@@ -74,7 +74,7 @@ def _cell_stopped_at_signal(launcher: Launcher) -> Iterator[None]:
         launcher.ask_cell_to_stop()
 
     launcher.may_start = lambda: not stopped
-    with end_signals_handled(stop_launcher):
+    with stop_signals_handled(stop_launcher):
         yield
 
 

@@ -37,7 +37,7 @@ class ExternalLauncher(Launcher):
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         """Train as one of the ranks; see `Launcher.launch`."""
-        from ampcompare.experiment.launch.worker.rank import record_of_rank_and_is_printing
+        from ampcompare.experiment.launch.worker.rank import train_as_one_rank
 
         if config.processes != self.world.size:
             raise ConfigError(
@@ -48,7 +48,7 @@ class ExternalLauncher(Launcher):
         if self.world.rank == 0:
             move_run_to_previous(folder)
             write_config(config, folder)
-        record, self.is_main = record_of_rank_and_is_printing(
+        record, self.is_main = train_as_one_rank(
             config, folder, self.world, on_progress, log=folder / log_name(self.world.rank)
         )
         return record

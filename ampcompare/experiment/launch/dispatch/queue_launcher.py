@@ -19,7 +19,7 @@ class QueueLauncher(Launcher):
         """Return the folders of cells that have ended, after a short wait where none has."""
 
     @abc.abstractmethod
-    def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
+    def take_record_of_ended_cell(self, config: RunConfig, folder: Path) -> RunRecord:
         """Return the record of a cell that has ended, which is then forgotten."""
 
     def collect_records(
@@ -40,7 +40,7 @@ class QueueLauncher(Launcher):
                 readers[index]()
                 if folder in ended:
                     del left[index]
-                    yield index, self.take_record(config, folder)
+                    yield index, self.take_record_of_ended_cell(config, folder)
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None

@@ -111,7 +111,7 @@ class RayLauncher(QueueLauncher):
             ) from None
         return {folder for folder in folders if self._tasks[folder] in ended}
 
-    def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
+    def take_record_of_ended_cell(self, config: RunConfig, folder: Path) -> RunRecord:
         task = self._tasks.pop(folder)
         try:
             _write_received_files(self._ray.get(task), folder)
@@ -135,12 +135,12 @@ class RayLauncher(QueueLauncher):
     def close(self) -> None:
         if self._ray.is_initialized():
             with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):  # it may be lost
-                self._end_tasks()
+                self._keep_ended_and_cancel_tasks()
             if self._is_ours:
                 self._ray.shutdown()
         self._tasks.clear()
 
-    def _end_tasks(self) -> None:
+    def _keep_ended_and_cancel_tasks(self) -> None:
         """Keep what has ended since the last look, cancel the other tasks, and wait for them to end their cells."""
         for folder, task in self._tasks.items():
             with contextlib.suppress(self._ray.exceptions.RayError):

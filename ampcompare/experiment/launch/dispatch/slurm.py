@@ -154,7 +154,7 @@ class SlurmLauncher(QueueLauncher):
             time.sleep(POLL_SECONDS)
         return ended
 
-    def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
+    def take_record_of_ended_cell(self, config: RunConfig, folder: Path) -> RunRecord:
         job, path = self._jobs.pop(folder), folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
         if record is not None and record.status != "interrupted":
@@ -192,7 +192,7 @@ class SlurmLauncher(QueueLauncher):
             **self._job_parameters(cells[0][0]), array_parallelism=self._running or len(cells)
         )
         try:
-            jobs = executor.map_array(train_in_job, [str(folder) for folder in folders])
+            jobs = executor.map_array(train_cell_in_slurm_job, [str(folder) for folder in folders])
         except submitit.core.utils.FailedJobError as error:
             lines = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
             raise LaunchError(
@@ -272,7 +272,7 @@ def _output_of_slurm_command(*command: str) -> str:
     return done.stdout
 
 
-def train_in_job(folder: str) -> None:
+def train_cell_in_slurm_job(folder: str) -> None:
     """Train the cell of a job, in the job: the signal that Slurm sends before a limit acts as SIGTERM does.
 
     Raises:

@@ -48,9 +48,9 @@ from ampcompare.experiment.launch.script.output import OutputReader, PrintedValu
 from ampcompare.experiment.launch.script.rows import (
     ScriptRows,
     first_error_of_children,
-    read_rows,
+    read_script_rows,
     rows_of_training_children,
-    rows_of_training_process,
+    rows_that_stand_for_cell,
 )
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
@@ -120,7 +120,7 @@ class ScriptLauncher(ForkServerLauncher):
                 code, output = self._run_script(config, config.script, folder, sandbox, on_progress)
             self._process.raise_if_closed()
         wall = time.perf_counter() - begin
-        rows = rows_of_training_process(folder)
+        rows = rows_that_stand_for_cell(folder)
         write_steps(folder, rows.steps)
         if self._is_asked_to_stop():
             record = failed_script_record(config, "asked to stop", started=started).model_copy(
@@ -170,7 +170,7 @@ class ScriptLauncher(ForkServerLauncher):
         pump = threading.Thread(target=reader.read_to_end, daemon=True)
         pump.start()
         try:
-            counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
+            counter = _RecordedStepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
             late = None
             runs = True
             while runs:
@@ -200,7 +200,7 @@ class ScriptLauncher(ForkServerLauncher):
         return ""
 
     def _start_process(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> Fork:
-        outside = {**cell_environment(config, folder), **self._place.environment}
+        outside = {**script_cell_environment(config, folder), **self._place.environment}
         at = {CODE_FOLDER: sandbox.path_seen_in_sandbox(outside[CODE_FOLDER])}
         environment = {**outside, **sandbox.environment, **at}
         command = script_command(config, script, folder)
@@ -227,12 +227,15 @@ class ScriptLauncher(ForkServerLauncher):
 
 def _exit_code_of_ranks(folder: Path) -> int | None:
     """Return the highest exit code that the ranks have recorded; None while one of them has not recorded its end."""
-    ends = [read_rows(path).ended for path in (folder / CellFile.SCRIPT, *folder.glob(CellFile.RANK_SCRIPTS))]
+    ends = [
+        read_script_rows(path).ended
+        for path in (folder / CellFile.SCRIPT, *folder.glob(CellFile.RANK_SCRIPTS))
+    ]
     codes = [end["exit_code"] or 0 for end in ends if end is not None]
     return max(codes) if len(codes) == len(ends) else None
 
 
-def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
+def script_cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
     """Return the environment of a cell with a script."""
     assert config.script is not None
     own = {
@@ -345,7 +348,7 @@ def _last_line_of_output(code: int, folder: Path) -> str:
     return f"the script ended with exit code {code}" + (f": {said}" if said else "")
 
 
-class _StepCounter:
+class _RecordedStepCounter:
     """Counts the steps in a record that another process writes, and notes its end."""
 
     def __init__(self, path: Path, total: int) -> None:

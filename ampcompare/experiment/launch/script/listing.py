@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import last_lines_of_file
 from ampcompare.experiment.launch.script.output import COLOR, pattern_with_wider_numbers
-from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.metric_direction import known_metric_direction
@@ -85,7 +85,7 @@ def run_script_briefly(config: RunConfig) -> ShortRun:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         record = run_script_briefly_and_make_record(config, folder)
-        rows = read_rows(folder / CellFile.SCRIPT)
+        rows = read_script_rows(folder / CellFile.SCRIPT)
         seen = [
             SeenMetric(metric, rows.sources[metric], len(values), values[-1], _metric_option_text(metric))
             for metric, values in rows.scalars.items()

@@ -204,46 +204,46 @@ def _first_group_span(pattern: str) -> tuple[int, int] | None:
     return None
 
 
-def _untruncated_number_text(found: re.Match[str], text: str) -> str | None:
+def _untruncated_number_text(match: re.Match[str], text: str) -> str | None:
     r"""Return the number that a pattern has matched, whole where it matched a part: `[\d.]+` takes 1.5 of 1.5e-05."""
-    own = _number_in_text(found[1])
+    own = _number_in_text(match[1])
     if own is None:
         return None
-    begin, end = found.span(1)
+    begin, end = match.span(1)
     first = next((place for place in range(begin, end) if text[place] in "0123456789."), None)
-    if first is None or SEPARATED.fullmatch(found[1].strip()):
+    if first is None or SEPARATED.fullmatch(match[1].strip()):
         return own
     token = next((one for one in UNSIGNED.finditer(text) if one.end() > first), None)
     if token is None or token.start() > first:
         return own
-    if token.start() < first or (token.end() > end and found.end() == end):
+    if token.start() < first or (token.end() > end and match.end() == end):
         sign = "-" if text[begin:first].endswith("-") else ""
         return sign + token[0]
     return own
 
 
-def _truncated_number(found: re.Match[str], text: str) -> str:
+def _truncated_number(match: re.Match[str], text: str) -> str:
     """Return the number of which a pattern has matched the first digits only; "" if none."""
-    begin, end = found.span(1)
-    if found.end() != end or text[max(0, begin - 1) : begin] in (",", "_"):
+    begin, end = match.span(1)
+    if match.end() != end or text[max(0, begin - 1) : begin] in (",", "_"):
         return ""
     whole = SEPARATED.match(text, begin)
     if whole is None or whole.end() <= end:
-        digits = re.search(r"\d", found[1])
+        digits = re.search(r"\d", match[1])
         whole = None if digits is None else CUT.match(text, begin + digits.start())
     return "" if whole is None or whole.end() <= end else whole[0]
 
 
-def _unit_behind_number(found: re.Match[str], text: str) -> str | None:
+def _unit_behind_number(match: re.Match[str], text: str) -> str | None:
     """Return the letters, or %, right behind a number, "" if there are none; None where no digits are."""
-    begin, end = found.span(1)
-    first = re.search(r"\d|\.\d", found[1])
+    begin, end = match.span(1)
+    first = re.search(r"\d|\.\d", match[1])
     if first is None:
         return None
     number = SEPARATED.match(text, begin + first.start()) or UNSIGNED.match(text, begin + first.start())
     if number is None:
         return ""
-    behind = max(number.end(), end) if found[1][-1:].isdigit() else number.end()
+    behind = max(number.end(), end) if match[1][-1:].isdigit() else number.end()
     unit = UNIT.match(text, behind)
     return "" if unit is None else unit[0]
 

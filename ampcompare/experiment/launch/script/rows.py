@@ -12,7 +12,7 @@ from ampcompare.results.records.document import parse_json_number
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import ScriptFacts, SeedCall
 from ampcompare.results.records.step import StepRecord
-from ampcompare.script.recording.tail import rows_in_tail_alone
+from ampcompare.script.recording.tail import rows_only_in_tail
 
 KNOWN = ("lr", "grad_norm")  # of a step, where its row says them
 
@@ -78,7 +78,7 @@ class ScriptRows:
         )
 
 
-def read_rows(path: Path) -> ScriptRows:
+def read_script_rows(path: Path) -> ScriptRows:
     """Return what the record of a process holds; lines that were cut off are left out, and so is a missing file."""
     rows = ScriptRows()
     try:
@@ -93,7 +93,7 @@ def read_rows(path: Path) -> ScriptRows:
             continue
         if isinstance(row, dict):
             read.append(row)
-    read += rows_in_tail_alone(path, read)
+    read += rows_only_in_tail(path, read)
     if read:
         rows.header = read.pop(0)
     for row in read:
@@ -238,29 +238,28 @@ def first_error_of_children(folder: Path) -> str:
 
 def _rows_of_children(folder: Path) -> list[ScriptRows]:
     others = {folder / CellFile.SCRIPT, *folder.glob(CellFile.RANK_SCRIPTS)}
-    return [read_rows(path) for path in sorted(folder.glob(CellFile.SCRIPTS)) if path not in others]
+    return [read_script_rows(path) for path in sorted(folder.glob(CellFile.SCRIPTS)) if path not in others]
 
 
-def rows_of_training_process(folder: Path) -> ScriptRows:
+def rows_that_stand_for_cell(folder: Path) -> ScriptRows:
     """Return the rows that stand for a cell: those of its process, or of rank 0 of the processes that it has started.
 
     They do where the first process made no step and raised no error, and the others are all ranks of one process group,
     with as many steps each, or a single one. An error ends the others at any step, so that their rows say nothing.
     """
-    rows = read_rows(folder / CellFile.SCRIPT)
+    rows = read_script_rows(folder / CellFile.SCRIPT)
     if rows.steps or (rows.ended or {}).get("error"):
         return rows
     children = rows_of_training_children(folder)
     if not children or not _are_ranks_of_one_group(children):
         return rows
     first = min(children, key=lambda one: one.rank or (0, 1))
-    first.notes.append(
-        f"the steps are those of {'rank 0 of ' if len(children) > 1 else ''}{_process_count_text(children)} started"
-    )
+    of_rank = "rank 0 of " if len(children) > 1 else ""
+    first.notes.append(f"the steps are those of {of_rank}{_training_processes_phrase(children)} started")
     return first
 
 
-def _process_count_text(children: Sequence[ScriptRows]) -> str:
+def _training_processes_phrase(children: Sequence[ScriptRows]) -> str:
     return (
         f"{len(children)} processes that the script has"
         if len(children) > 1

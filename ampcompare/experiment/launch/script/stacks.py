@@ -1,7 +1,7 @@
 """Run a cell in another environment of Python and torch: by the ampcompare that is there, or under one recorder file.
 
 The recorder (`script/recording/recorder.py.txt`) is copied into the folder of the cell and needs torch alone, so that
-it can be run by hand where this command cannot reach: `make_record_of_recorded_cell` makes a record of what it has
+it can be run by hand where this command cannot reach: `write_record_of_recorded_cell` makes a record of what it has
 written.
 """
 
@@ -54,14 +54,14 @@ from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.launcher import (
     POLL_SECONDS,
     ScriptLauncher,
-    cell_environment,
     failed_script_record,
     first_weights_config,
     first_weights_folder,
+    script_cell_environment,
     script_record,
 )
 from ampcompare.experiment.launch.script.output import OutputReader
-from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
+from ampcompare.experiment.launch.script.rows import ScriptRows, rows_that_stand_for_cell
 from ampcompare.results.records.run import RECORDER_RUN, EngineInfo, RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -247,7 +247,7 @@ class StackLauncher(ScriptLauncher):
             _write_recorder_command(config, folder)
         stack = inspect_stack(config.stack, folder)
         own = stack.can_train_by_own_ampcompare(config) and not self.keeps_weights
-        fault = stack.fault or ("" if own else _why_recorder_cannot(config, stack))
+        fault = stack.fault or ("" if own else _why_recorder_cannot_train(config, stack))
         if fault:
             is_by_hand = config.script is not None and not stack.facts
             by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if is_by_hand else ""
@@ -259,19 +259,23 @@ class StackLauncher(ScriptLauncher):
         else:
             self._changed = ((), time.monotonic())
             record = super().launch(config, folder, on_progress)
-            record = record_with_stack(record, rows_of_training_process(folder), stack.facts)
+            record = record_with_stack(record, rows_that_stand_for_cell(folder), stack.facts)
         write_record(record, folder)
         return record
 
     def _start_process(self, config: RunConfig, script: Any, folder: Path, sandbox: Sandbox) -> Any:
         assert config.stack is not None
-        environment = {**cell_environment(config, folder), **self._place.environment, **sandbox.environment}
+        environment = {
+            **script_cell_environment(config, folder),
+            **self._place.environment,
+            **sandbox.environment,
+        }
         if config.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         words = list(map(sandbox.path_seen_in_sandbox, recorder_command_words(config, folder)))
         record = ["--record", str((folder / CellFile.SCRIPT).resolve())]
         record += ["--save-weights", str((folder / CellFile.WEIGHTS).resolve())] if self.keeps_weights else []
-        if script.first_weights is not None and not has_own_first_weights(config):
+        if script.first_weights is not None and not begins_with_weights_of_stack(config):
             record += ["--first-weights", str(first_weights_folder(config, folder) / CellFile.WEIGHTS)]
         start = config.stack.python_command_for_cell(folder)
         if config.processes > 1 or script.torchrun:
@@ -379,7 +383,11 @@ class FirstWeightsLauncher(StackLauncher):
         Returns:
             The record of a cell for which there are none; None if there are, or it needs none.
         """
-        if config.script is None or config.script.first_weights is None or has_own_first_weights(config):
+        if (
+            config.script is None
+            or config.script.first_weights is None
+            or begins_with_weights_of_stack(config)
+        ):
             return None
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         target, recorded = first_weights_folder(config, folder), first_weights_config(config)
@@ -407,7 +415,7 @@ def _has_first_weights(record: RunRecord, folder: Path) -> bool:
     return record.status == "completed" and (folder / CellFile.WEIGHTS).exists()
 
 
-def has_own_first_weights(config: RunConfig) -> bool:
+def begins_with_weights_of_stack(config: RunConfig) -> bool:
     """Return whether the first weights of a cell are those of its stack anyway: the script as it is trains there."""
     script = _script_if_as_written(config)
     return script is not None and config.stack is not None and config.stack == script.first_weights
@@ -517,7 +525,7 @@ def _flag_of_option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _why_recorder_cannot(config: RunConfig, stack: StackFacts) -> str:
+def _why_recorder_cannot_train(config: RunConfig, stack: StackFacts) -> str:
     """Return why the recorder cannot train a cell; "" if it can."""
     there = stack.facts.get("ampcompare")
     has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"
@@ -577,13 +585,13 @@ def _write_recorder_command(config: RunConfig, folder: Path) -> None:
     write_atomically(folder / CellFile.BY_HAND, mask_secrets(text))
 
 
-def make_record_of_recorded_cell(
+def write_record_of_recorded_cell(
     config: RunConfig, folder: Path, say: Callable[[str], Any] = lambda text: None
 ) -> None:
     """Make a record of a cell that the recorder has finished, by hand or for a command that was killed since."""
     if config.stack is None or config.script is None or not (folder / CellFile.SCRIPT).exists():
         return
-    rows = rows_of_training_process(folder)
+    rows = rows_that_stand_for_cell(folder)
     run = rows.header.get("run")
     if run is None or rows.ended is None or rows.ended.get("exit_code") != 0 or not rows.steps:
         return
@@ -598,7 +606,7 @@ def make_record_of_recorded_cell(
         say(f"{folder / CellFile.SCRIPT} is of another {wrong[0]} than the cell, and is not used")
         return
     try:
-        record = record_of_folder(config, folder, rows)
+        record = record_from_recorded_folder(config, folder, rows)
     except ConfigError as error:
         say(f"{folder / CellFile.SCRIPT} is not used: {error}")
         return
@@ -608,7 +616,7 @@ def make_record_of_recorded_cell(
     write_record(record, folder)
 
 
-def record_of_folder(config: RunConfig, folder: Path, rows: ScriptRows) -> RunRecord:
+def record_from_recorded_folder(config: RunConfig, folder: Path, rows: ScriptRows) -> RunRecord:
     """Return the record of a cell from what lies in its folder: the rows of the recorder, and the output."""
     assert config.script is not None
     values: dict[str, list[float]] = {}

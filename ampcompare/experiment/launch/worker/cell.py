@@ -1,7 +1,7 @@
 """Train a cell in this process, and write its steps and record.
 
 The composition root is `train_cell`, which calls the four stages: `configure_process`, `build_prepared_cell`,
-`train_prepared_cell` and `record_of_cell`.
+`train_prepared_cell` and `gather_record_of_cell`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ARM_FAILED = 3
 POLL_SECONDS = 0.5
 
 
-def run_cell(
+def train_cell_and_write_record(
     config: RunConfig,
     folder: Path,
     on_progress: Callable[[Progress], None] | None = None,
@@ -130,16 +130,16 @@ def train_cell(
         cell = build_prepared_cell(config, folder, own_device, ranks or Communicator(), attempt)
         train_prepared_cell(cell, on_progress)
         seconds = time.perf_counter() - begin
-        result = record_of_cell(cell, world, start_seconds=start_seconds, seconds=seconds)
+        result = gather_record_of_cell(cell, world, start_seconds=start_seconds, seconds=seconds)
     return result.model_copy(update={"guards": violations, "started": started})
 
 
-def train_and_exit(words: list[str]) -> int:
+def train_cell_in_fork(words: list[str]) -> int:
     """Train the cell whose `config.json` lies in a folder, in a fork, which cleans up nothing that is its server's."""
     exit_when_parent_ends()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
     folder = Path(words[0])
-    run_cell(read_config(folder), folder, make_writer_of_progress(folder))
+    train_cell_and_write_record(read_config(folder), folder, make_writer_of_progress(folder))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -273,7 +273,7 @@ def train_prepared_cell(cell: PreparedCell, on_progress: Callable[[Progress], No
     files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
     with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, request_stop_at_signals(cell.stop):
         epochs.write(map(_epoch_without_samples, metrics.epochs))  # of the run that this one resumes
-        for event in session.events():
+        for event in session.train_and_yield_events():
             if isinstance(event, EpochResult):
                 metrics.add_epoch(event)
                 epochs.write([_epoch_without_samples(event)])
@@ -292,7 +292,7 @@ def _epoch_without_samples(event: EpochResult) -> EpochResult:
     return event.model_copy(update={"per_sample": None})
 
 
-def record_of_cell(
+def gather_record_of_cell(
     cell: PreparedCell, world: DistributedEnv | None, *, start_seconds: float, seconds: float
 ) -> RunRecord:
     """Return the record of a cell that has run. With several processes all of them call it: it gathers facts of each.
@@ -337,7 +337,7 @@ def record_of_cell(
         config=config,
         engine=cell.precision.engine,
         packages=dict(cell.precision.packages),
-        ledger=session.ledger.look.ledger_of_looks(
+        ledger=session.ledger.look.read_ledger_from_device(
             loss_scale=metrics.final_loss_scale,
             emulated=cell.precision.emulated or emulated_type(cell.fp16_mode),
         ),

@@ -38,7 +38,11 @@ from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.places import record_with_place
 from ampcompare.experiment.launch.stop_signal import request_stop_at_signals
 from ampcompare.experiment.launch.worker.cell import exit_when_parent_ends, record_of_failure, train_cell
-from ampcompare.experiment.launch.worker.stall import RankPresence, is_timeout, show_stack_on_signal
+from ampcompare.experiment.launch.worker.stall import (
+    RankPresence,
+    is_collective_timeout,
+    show_stack_on_signal,
+)
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup, require_equal_on_ranks
@@ -55,7 +59,7 @@ BACKLOG = 2048
 RENDEZVOUS_SECONDS = 60  # at least: processes import torch first
 
 
-def record_of_rank_and_is_printing(
+def train_as_one_rank(
     config: RunConfig,
     folder: Path,
     world: DistributedEnv,
@@ -81,7 +85,7 @@ def record_of_rank_and_is_printing(
     code = UsedInputsRecorder(folder, Path.cwd())
     with contextlib.ExitStack() as stack:
         try:
-            device = local_device(config.device, world)
+            device = device_of_local_rank(config.device, world)
             backend = choose_group_backend(config.parallel.backend, device)
             store = open_rank_store(world)
             roll = RankPresence(store, world)
@@ -109,13 +113,13 @@ def record_of_rank_and_is_printing(
                 with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
                     traceback.print_exc(file=file)
             record = record_of_failure(config, error, process=f"rank {world.rank}")
-            if not _has_no_rank_failed_before(roll, world, error):
+            if not _is_first_failed_rank(roll, world, error):
                 with request_stop_at_signals(StopRequest()):  # which torchrun sends to the other ranks
                     _wait_for_record(roll)
                 return record, False
-            if roll is not None and is_timeout(error.__cause__ or error):
+            if roll is not None and is_collective_timeout(error.__cause__ or error):
                 record = record_of_failure(
-                    config, LaunchError(roll.stalled_ranks_message(config.stall_timeout))
+                    config, LaunchError(roll.request_stacks_for_stall_message(config.stall_timeout))
                 )
             record = record_with_place(record)
             write_record(record, folder)
@@ -130,7 +134,7 @@ def record_of_rank_and_is_printing(
     return record, world.rank == 0
 
 
-def _has_no_rank_failed_before(roll: RankPresence | None, world: DistributedEnv, error: Exception) -> bool:
+def _is_first_failed_rank(roll: RankPresence | None, world: DistributedEnv, error: Exception) -> bool:
     """Return whether no rank failed before this one; without a store, rank 0 reports the failure."""
     if roll is None:
         return world.rank == 0
@@ -158,13 +162,13 @@ def main(arguments: list[str]) -> int:
     redirect_output_to(folder / log_name(world.rank))
     config = read_config(folder)
     report = make_writer_of_progress(folder) if world.rank == 0 else None
-    record, _ = record_of_rank_and_is_printing(
+    record, _ = train_as_one_rank(
         config, folder, world, report, since=psutil.Process(os.getppid()).create_time()
     )
     return 1 if record.status == "failed" else 0
 
 
-def local_device(name: str, world: DistributedEnv) -> str:
+def device_of_local_rank(name: str, world: DistributedEnv) -> str:
     """Return the device of this rank: "auto" and "cuda" mean the GPU of its local rank."""
     if name.partition(":")[0] not in ("auto", "cpu", "cuda"):
         return name

@@ -33,7 +33,7 @@ TIMEOUT = re.compile(
 LOST = re.compile(r"closed by peer|reset by peer|broken pipe|pair closure|connection refused", re.IGNORECASE)
 
 
-def is_timeout(error: BaseException) -> bool:
+def is_collective_timeout(error: BaseException) -> bool:
     """Return whether an operation of torch.distributed timed out while it waited for another rank."""
     return isinstance(error, RuntimeError) and TIMEOUT.search(str(error)) is not None
 
@@ -63,7 +63,7 @@ class RankPresence:
         """Report that this rank still reacts."""
         self._store.set(f"answer{self._world.rank}", "1")
 
-    def stalled_ranks_message(self, seconds: float) -> str:
+    def request_stacks_for_stall_message(self, seconds: float) -> str:
         """Request the stack of each rank of this machine, and name those for which others waited so many seconds."""
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
         for rank in others:

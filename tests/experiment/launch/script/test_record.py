@@ -15,7 +15,7 @@ from ampcompare.experiment.launch.script.launcher import (
     script_record,
 )
 from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
-from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
+from ampcompare.experiment.launch.script.rows import ScriptRows, read_script_rows
 from ampcompare.results.analysis.pairing.learning import why_run_learned_nothing
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig, ScriptMetric, parse_metric
@@ -26,7 +26,7 @@ def rows_of(tmp_path: Path, *rows: dict[str, Any]) -> ScriptRows:
     path.write_text(
         "".join(json.dumps(row) + "\n" for row in ({"format": "ampcompare-exec"}, *rows)) + '{"cut'
     )
-    return read_rows(path)
+    return read_script_rows(path)
 
 
 def backward(loss: Any, loss_id: int = 0, scale: Any = None) -> dict[str, Any]:

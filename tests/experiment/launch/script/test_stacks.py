@@ -20,7 +20,7 @@ from ampcompare.experiment.launch.script.stacks import (
     copy_recorder,
     current_stack_facts,
     inspect_stack,
-    make_record_of_recorded_cell,
+    write_record_of_recorded_cell,
 )
 from ampcompare.results.records.run import read_record
 from ampcompare.results.records.step import iter_steps
@@ -245,13 +245,13 @@ def test_a_cell_that_was_recorded_by_hand_is_taken_up(tmp_path: Path, launcher: 
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     (cell / "script.jsonl").write_text((away / "script.jsonl").read_text())
     (cell / "log.txt").write_text(done.stdout)
-    make_record_of_recorded_cell(config, cell)
+    write_record_of_recorded_cell(config, cell)
     taken = read_record(cell / "record.json")
     assert taken.status == "completed"
     assert taken.summary.num_steps == 6
     assert taken.summary.metric_final == pytest.approx(float(done.stdout.split()[-1]))
     before = (cell / "record.json").read_text()
-    make_record_of_recorded_cell(config, cell)  # once
+    write_record_of_recorded_cell(config, cell)  # once
     assert (cell / "record.json").read_text() == before
 
 
@@ -262,10 +262,10 @@ def test_rows_of_another_script_are_not_taken_up(tmp_path: Path, launcher: Stack
     launcher.launch(config, cell)
     (cell / "record.json").unlink()
     notes: list[str] = []
-    make_record_of_recorded_cell(_config(tmp_path, BARE, "print()"), cell, notes.append)
+    write_record_of_recorded_cell(_config(tmp_path, BARE, "print()"), cell, notes.append)
     assert not (cell / "record.json").exists()
     assert "another script" in notes[0]
-    make_record_of_recorded_cell(_config(tmp_path, BARE), cell, notes.append)
+    write_record_of_recorded_cell(_config(tmp_path, BARE), cell, notes.append)
     assert (cell / "record.json").exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.backends.arm import Arm
-from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.experiment.launch.worker.cell import train_cell_and_write_record
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -45,7 +45,7 @@ def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
         config = make_config(
             arm=arm, recipe=recipe, drain_every=1, warmup_steps=0, saving=saving, autocast_lists="cpu"
         )
-        return run_cell(config, folder)
+        return train_cell_and_write_record(config, folder)
 
     return cell
 

@@ -12,7 +12,7 @@ from ampcompare.checkpoints.convert.convert import convert_file
 from ampcompare.experiment.launch.cell_files import copy_first_steps
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.experiment.launch.worker.cell import train_cell_and_write_record
 from ampcompare.results.analysis.pairing.comparability import steps_by_other_arm_text
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
@@ -31,7 +31,7 @@ def cell(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
         config = make_config(
             recipe={"epochs": 2, **(recipe or {})}, drain_every=1, warmup_steps=0, saving=saving
         )
-        return run_cell(config, folder)
+        return train_cell_and_write_record(config, folder)
 
     return train
 
@@ -89,7 +89,7 @@ def test_what_another_arm_trained_stays_known(
     settings = make_config(
         arm="native:fp16", recipe={"epochs": 2}, drain_every=1, warmup_steps=0, saving=saving
     )
-    record = run_cell(settings, tmp_path / "other")
+    record = train_cell_and_write_record(settings, tmp_path / "other")
     assert (record.status, record.arm) == ("completed", "native:fp16")
     assert steps_by_other_arm_text(record) == "trained by fp32 for 5 of 8 steps"
     own = cell("own", resume=str(path))
@@ -108,7 +108,7 @@ def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, 
     assert record.environment["exit_code"] == 2
     config = make_config(arm="native:bf16", recipe={"epochs": 2}, saving={"resume": path})
     assert "was written by fp32, and the arm is native:bf16" in (
-        run_cell(config, tmp_path / "other").error or ""
+        train_cell_and_write_record(config, tmp_path / "other").error or ""
     )
     for name, content in (("empty.pt", b""), ("text.pt", b"no checkpoint")):
         (tmp_path / name).write_bytes(content)

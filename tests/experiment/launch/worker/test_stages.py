@@ -14,7 +14,7 @@ from ampcompare.experiment.launch.worker.cell import (
     PreparedCell,
     build_prepared_cell,
     configure_process,
-    record_of_cell,
+    gather_record_of_cell,
     train_prepared_cell,
 )
 from ampcompare.settings.config import RunConfig
@@ -51,7 +51,7 @@ def test_a_record_has_the_weights_in_other_precisions(build_cell: Callable[..., 
     """They are evaluated after the last step, with the final weights, and the tail of the losses is kept."""
     cell = build_cell(arm="native:bf16", eval_precision="fp32,autocast:bf16")
     train_prepared_cell(cell)
-    summary = record_of_cell(cell, None, start_seconds=0.0, seconds=1.0).summary
+    summary = gather_record_of_cell(cell, None, start_seconds=0.0, seconds=1.0).summary
     fp32, own = summary.in_precisions
     assert (fp32.precision, own.differing, own.values) == ("fp32", 0, summary.epochs[-1].values)
     assert summary.weights_sha256 == weights_sha256(cell.session.assembly.replicas)
@@ -123,7 +123,8 @@ def test_record_tells_whether_weights_moved(build_cell: Callable[..., PreparedCe
     for cell in (moved, again, unmoved):
         train_prepared_cell(cell)
     one, two, three = (
-        record_of_cell(cell, None, start_seconds=0, seconds=1).summary for cell in (moved, again, unmoved)
+        gather_record_of_cell(cell, None, start_seconds=0, seconds=1).summary
+        for cell in (moved, again, unmoved)
     )
     assert (one.weights_moved, three.weights_moved) == (True, False)
     assert one.weights_sha256 == two.weights_sha256 != three.weights_sha256

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
-from ampcompare.experiment.launch.worker.stall import RankPresence, is_lost_connection, is_timeout
+from ampcompare.experiment.launch.worker.stall import RankPresence, is_collective_timeout, is_lost_connection
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -36,7 +36,10 @@ def world(rank: int, size: int = 3) -> DistributedEnv:
 )
 def test_kinds_of_errors(text: str, timeout: bool, lost: bool) -> None:
     """Only what torch.distributed raises for a rank that does not come is taken for one that stands still."""
-    assert (is_timeout(RuntimeError(text)), is_lost_connection(RuntimeError(text))) == (timeout, lost)
+    assert (is_collective_timeout(RuntimeError(text)), is_lost_connection(RuntimeError(text))) == (
+        timeout,
+        lost,
+    )
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def test_which_rank_is_named(there: list[int], answers: list[int], words: str) -
     rolls = {rank: RankPresence(store, world(rank)) for rank in there}
     for rank in answers:
         rolls[rank].answer_as_alive()
-    assert rolls[0].stalled_ranks_message(7.0).startswith(words)
+    assert rolls[0].request_stacks_for_stall_message(7.0).startswith(words)
 
 
 @pytest.mark.usefixtures("quick")

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ampcompare.apex import amp
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.launch.worker.cell import run_cell
+from ampcompare.experiment.launch.worker.cell import train_cell_and_write_record
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -71,7 +71,7 @@ def twice(monkeypatch: pytest.MonkeyPatch) -> str:
 )
 def test_our_own_backends_are_right(arm: str, tmp_path: Path) -> None:
     """No backend of ours gives a finding, with accumulation, clipping and first overflows, where guards are strict."""
-    record = run_cell(config_of(arm, guards="strict"), tmp_path)
+    record = train_cell_and_write_record(config_of(arm, guards="strict"), tmp_path)
     assert record.status in ("completed", "diverged"), record.error
     assert record.guards == []
 
@@ -80,7 +80,7 @@ def test_a_backend_of_others_is_watched(
     twice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The mistake of another package's backend is in the record and in the log, once, with its own line."""
-    record = run_cell(config_of("native:fp16"), tmp_path)
+    record = train_cell_and_write_record(config_of("native:fp16"), tmp_path)
     assert record.status == "completed"
     (finding,) = record.guards
     assert finding.startswith(twice)
@@ -89,7 +89,7 @@ def test_a_backend_of_others_is_watched(
 
 
 def test_strict_guards_fail_the_cell(twice: str, tmp_path: Path) -> None:
-    record = run_cell(config_of("native:fp16", guards="strict"), tmp_path)
+    record = train_cell_and_write_record(config_of("native:fp16", guards="strict"), tmp_path)
     assert record.status == "failed"
     assert record.environment["exit_code"] == 3
     assert record.error is not None
@@ -106,7 +106,7 @@ def test_timed_steps_run_what_they_would_run_without(tmp_path: Path) -> None:
     def look(progress: Progress) -> None:
         own.setdefault(progress.steps, [vars(owner)[name] for owner, name in functions] == before)
 
-    run_cell(config_of(), tmp_path, look)
+    train_cell_and_write_record(config_of(), tmp_path, look)
     assert list(own) == list(range(9))
     assert list(own.values())[1:] == [False, False, True, True, True, True, True, True]
 
@@ -117,7 +117,7 @@ def test_guards_change_no_number(tmp_path: Path) -> None:
     steps = []
     for number, config in enumerate(configs):
         (tmp_path / str(number)).mkdir()
-        run_cell(config, tmp_path / str(number))
+        train_cell_and_write_record(config, tmp_path / str(number))
         steps.append(
             [(step.loss, step.loss_scales) for step in iter_steps(tmp_path / str(number) / "steps.jsonl")]
         )
