@@ -43,7 +43,7 @@ def read_kill_outcomes(folder: Path, trace: Path, unbroken: ResumeTrace, record:
         raise LaunchError("no copy of the script was killed: it has changed no file where it saved before")
     attempts = json.loads((folder / ATTEMPTS).read_text(encoding="utf-8"))
     outcomes = {
-        left: _is_whole_and_text_of_tries(tries, unbroken, record) for left, tries in attempts.items()
+        left: _completeness_and_text_of_tries(tries, unbroken, record) for left, tries in attempts.items()
     }
     found = []
     for row in rows:
@@ -56,7 +56,7 @@ def read_kill_outcomes(folder: Path, trace: Path, unbroken: ResumeTrace, record:
     return found
 
 
-def _is_whole_and_text_of_tries(
+def _completeness_and_text_of_tries(
     tries: list[dict[str, str]], unbroken: ResumeTrace, record: str
 ) -> tuple[bool, str]:
     if not tries:
@@ -75,10 +75,10 @@ def _is_whole_and_text_of_tries(
                 else "; nor does any before it"
             )
         return False, f"{name.strip() or 'what is left'} does not load: {why}{rest}"
-    return _is_whole_and_text_of_trace(trace, unbroken)
+    return _completeness_and_text_of_trace(trace, unbroken)
 
 
-def _is_whole_and_text_of_trace(trace: ResumeTrace, unbroken: ResumeTrace) -> tuple[bool, str]:
+def _completeness_and_text_of_trace(trace: ResumeTrace, unbroken: ResumeTrace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     first = trace.steps[0]
     steps: dict[str, list[int]] = {}
