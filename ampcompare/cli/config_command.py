@@ -83,7 +83,7 @@ def _settings_sources_and_matrix(
 ) -> tuple[SettingsSources, dict[str, Any]]:
     """Return what the options of a command come to, and what it would cross them with."""
     from ampcompare.cli.compare_command import compare_options_from_parameters
-    from ampcompare.cli.run_command_with_time_limit import settings_sources_from
+    from ampcompare.cli.run_command import settings_sources_from
     from ampcompare.experiment.compare import requested_or_default_seeds_text
     from ampcompare.experiment.sources import collect_settings, matrix_rows
     from ampcompare.settings.reads import TRAIN

@@ -31,7 +31,7 @@ SECONDS = 50
 # What ranks import, here once for all of them.
 WARM = (
     *("pytest", "torch._dynamo.repro.after_dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
-    *("torchao.optim", "torchao.float8", "ampcompare.cli.run_command_with_time_limit"),
+    *("torchao.optim", "torchao.float8", "ampcompare.cli.run_command"),
     *("ampcompare.experiment.launch.worker.rank",),
     *("ampcompare.training.session", "ampcompare.training.precision.fsdp", "ampcompare.tasks.lm"),
 )

@@ -17,7 +17,7 @@ from tests.script.trainings import (
     Gan,
     Plain,
     Program,
-    TorchAmpByAutocast,
+    TorchAmp,
     Trained,
     assert_equal,
     train,
@@ -27,10 +27,10 @@ from tests.script.trainings import (
 pytestmark = pytest.mark.integration  # many trainings, each twice
 
 BY_HAND: dict[str, Any] = {
-    "fp32": partial(TorchAmpByAutocast, None),
-    "fp16": partial(TorchAmpByAutocast, torch.float16, init_scale=1024, growth_interval=3),
-    "odd": partial(TorchAmpByAutocast, torch.float16, init_scale=1000, growth_interval=2),
-    "bf16": partial(TorchAmpByAutocast, torch.bfloat16),
+    "fp32": partial(TorchAmp, None),
+    "fp16": partial(TorchAmp, torch.float16, init_scale=1024, growth_interval=3),
+    "odd": partial(TorchAmp, torch.float16, init_scale=1000, growth_interval=2),
+    "bf16": partial(TorchAmp, torch.bfloat16),
 }
 
 

@@ -13,7 +13,7 @@ from tests.script.trainings import (
     OurLoop,
     Plain,
     Program,
-    TorchAmpByAutocast,
+    TorchAmp,
     Trained,
     assert_equal,
     has_bits,
@@ -43,8 +43,8 @@ def by_script(door: str, optimizer: str) -> Trained:
     from apex import amp
 
     sides: dict[str, Callable[[], Plain]] = {
-        "autocast": lambda: TorchAmpByAutocast(torch.bfloat16, whole=False),
-        "scaler": lambda: TorchAmpByAutocast(torch.float16, whole=False),
+        "autocast": lambda: TorchAmp(torch.bfloat16, whole=False),
+        "scaler": lambda: TorchAmp(torch.float16, whole=False),
         "apex.amp": lambda: Apex(amp, end=lambda: None),
     }
     program = Program(optimizer, clip="master", early=True, closure=door == "closure")

@@ -22,7 +22,7 @@ from tests.script.trainings import (
     OurLoop,
     Plain,
     Program,
-    TorchAmpByAutocast,
+    TorchAmp,
     assert_equal,
     train,
     train_gan,
@@ -46,7 +46,7 @@ SCALE = methodcaller("scale")
 def script(behind: Any, arm: str) -> Plain:
     """Return a user's script for `torch.amp` in fp16, in a new process under an arm."""
     behind(arm)
-    return ending(TorchAmpByAutocast(torch.float16), behind)
+    return ending(TorchAmp(torch.float16), behind)
 
 
 def ending(side: Plain, behind: Any) -> Plain:

@@ -27,7 +27,7 @@ from tests.script.trainings import (
     Gan,
     Plain,
     Program,
-    TorchAmpByAutocast,
+    TorchAmp,
     assert_equal,
     has_bits,
     train,
@@ -78,7 +78,7 @@ def assert_as_in_fp32(
 def test_a_plain_script_trains_as_with_torch_amp_by_hand(behind: Any, arm: str, program: Program) -> None:
     if arm != "native:fp16":
         program = replace(program, overflow_at=-1)
-    expected = train(program, lambda: TorchAmpByAutocast(DTYPES.get(arm), whole=False), nothing)
+    expected = train(program, lambda: TorchAmp(DTYPES.get(arm), whole=False), nothing)
     behind(arm)
     assert_equal(train(program, Plain, nothing), expected)
 
@@ -106,7 +106,7 @@ def test_an_overflow_that_no_scale_skips_is_an_error_of_clipping(behind: Any) ->
 def test_two_optimizers_take_turns(behind: Any) -> None:
     """One scale moves after each step, as by hand; the judge's gradients of the maker's loss are cleared unseen."""
     program = Gan((False,) * 5, losses=2, overflows=((1, "judge"), (2, "maker")))
-    expected = train_gan(program, TorchAmpByAutocast(torch.float16, whole=False), nothing)
+    expected = train_gan(program, TorchAmp(torch.float16, whole=False), nothing)
     behind("native:fp16")
     assert_equal(train_gan(program, Plain(), nothing), expected)
 
