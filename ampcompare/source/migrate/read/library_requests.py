@@ -15,7 +15,7 @@ from ampcompare.source.migrate.read.finding import BY_HAND, Finding
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name, is_literal, last_part
 
-ASKED = "{0} takes the installed Apex by {1}; {2}"
+ASKED = "{0} takes the installed Apex by {1}{2}"
 
 
 class _Library(NamedTuple):
@@ -24,7 +24,7 @@ class _Library(NamedTuple):
     Attributes:
         name: as it is called.
         packages: that the module must import, or name.
-        instead: what to write.
+        instead: what to write, behind a semicolon.
     """
 
     name: str
@@ -35,16 +35,16 @@ class _Library(NamedTuple):
 _TRANSFORMERS = _Library(
     "transformers",
     ("transformers",),
-    "leave it out: with fp16=True it takes torch.amp, which is all that it knows from 5.0 on",
+    "; leave it out: with fp16=True it takes torch.amp, which is all that it knows from 5.0 on",
 )
 _LIGHTNING = _Library(
     "Lightning",
     ("pytorch_lightning", "lightning"),
-    'write precision="16-mixed" (16 before Lightning 2.0, which no longer knows Apex), and leave amp_level out',
+    '; write precision="16-mixed" (16 before Lightning 2.0, which no longer knows Apex), and leave amp_level out',
 )
-_IGNITE = _Library("ignite", ("ignite",), 'write amp_mode="amp", scaler=True')
-_CATALYST = _Library("catalyst", ("catalyst",), "take its AMPEngine, or fp16=dict(amp=True) up to 20.12")
-_DEEPSPEED = _Library("DeepSpeed", ("deepspeed",), 'write "fp16": {"enabled": True}')
+_IGNITE = _Library("ignite", ("ignite",), '; write amp_mode="amp", scaler=True')
+_CATALYST = _Library("catalyst", ("catalyst",), "; take its AMPEngine, or fp16=dict(amp=True) up to 20.12")
+_DEEPSPEED = _Library("DeepSpeed", ("deepspeed",), '; write "fp16": {"enabled": True}')
 OPTIONS = {
     "half_precision_backend": _TRANSFORMERS,
     "fp16_backend": _TRANSFORMERS,
@@ -53,8 +53,8 @@ OPTIONS = {
 }
 NAMES = {
     "ApexMixedPrecisionPlugin": _LIGHTNING,
-    "supervised_training_step_apex": _IGNITE._replace(instead="take supervised_training_step_amp"),
-    "ApexOptimWrapper": _Library("mmengine", ("mmengine",), "take AmpOptimWrapper"),
+    "supervised_training_step_apex": _IGNITE._replace(instead="; take supervised_training_step_amp"),
+    "ApexOptimWrapper": _Library("mmengine", ("mmengine",), "; take AmpOptimWrapper"),
     "APEXEngine": _CATALYST,
     "DataParallelAPEXEngine": _CATALYST,
     "DistributedDataParallelAPEXEngine": _CATALYST,
