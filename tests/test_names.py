@@ -37,7 +37,7 @@ VERBS = {
     *("end", "find", "fix", "format", "has", "hide", "invalidate", "is", "keep"),
     *("launch", "lint", "log", "may", "migrate", "note", "parse", "pool", "print"),
     *("put", "read", "refuse", "report", "run", "say", "show", "split", "start"),
-    *("train", "write"),
+    *("train", "try", "write"),
 }
 PREPOSITIONS = {"and", "as", "by", "for", "in", "of", "on", "or", "to", "with", "without"}
 # Names whose last word means another thing there: a line is a number in a source text.

@@ -104,10 +104,10 @@ def lint_paths(
     from ampcompare.source.find import find_sources
     from ampcompare.source.lint.report import UnreadFile
     from ampcompare.source.lint.run import lint_files, read_selection
-    from ampcompare.source.versions import known_versions
+    from ampcompare.source.versions import installed_or_given_versions
 
     places = [Path(path) for path in paths] or [Path()]
-    selection = replace(read_selection(places), versions=known_versions(torch_version))
+    selection = replace(read_selection(places), versions=installed_or_given_versions(torch_version))
     if select is not None:
         selection = replace(selection, select=tuple(select))
     if ignore is not None:
@@ -117,7 +117,7 @@ def lint_paths(
     files = find_sources(
         places, exclude=patterns, unreadable=lambda path, why: missing.append(UnreadFile(path, why))
     )
-    report = lint_files(files, selection, fix=fix, named=set(places))
+    report = lint_files(files, selection, fix=fix, named_files=set(places))
     report.unread[:0] = missing
     return report
 
@@ -149,7 +149,7 @@ def migrate_script(
     """
     from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
     from ampcompare.source.migrate.project import FileMigration
-    from ampcompare.source.versions import known_versions
+    from ampcompare.source.versions import installed_or_given_versions
 
     require_one_of((None, "rewrite", "adapter"), "how", how)
     file = Path(path)
@@ -162,7 +162,7 @@ def migrate_script(
             [file],
             only_ordinary=how != "rewrite",
             must_parse=lambda each: True,
-            versions=known_versions(torch_version),
+            versions=installed_or_given_versions(torch_version),
         )
     result = choice.files[0] if choice.files else FileMigration(file)
     reason = choice.reasons.get(file, "")

@@ -23,7 +23,7 @@ from ampcompare.source.lint.report import level_of_code
 from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes, read_selection
 from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 from ampcompare.source.syntax import SourceInvalid
-from ampcompare.source.versions import Versions, known_versions
+from ampcompare.source.versions import Versions, installed_or_given_versions
 
 SOURCE = "ampcompare"
 FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.{SOURCE}"
@@ -38,7 +38,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         torch_version: of the torch that the files are for, as of `lint`.
     """
     server = LanguageServer(SOURCE, __version__)
-    answers = _EditorAnswers(server, known_versions(torch_version))
+    answers = _EditorAnswers(server, installed_or_given_versions(torch_version))
     for event in (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_SAVE):
         server.feature(event)(
             lambda params: answers.publish_diagnostics(params)
@@ -133,7 +133,7 @@ def _rewritten_text_and_num_lines_left(document: TextDocument) -> tuple[str, int
         return None
     if result.document.text != document.source:
         return None
-    return result.migration.text, result.by_hand
+    return result.migration.text, result.num_lines_by_hand
 
 
 def _is_action_of_kind(kind: object, wanted: object) -> bool:

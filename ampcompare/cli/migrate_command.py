@@ -181,9 +181,9 @@ def _write_or_print_migrations(
     """Print or write what becomes of files, and the adapter next to those that take it; return the exit code."""
     from ampcompare.source.find import find_sources
     from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
-    from ampcompare.source.versions import known_versions
+    from ampcompare.source.versions import installed_or_given_versions
 
-    versions = known_versions(torch_version)
+    versions = installed_or_given_versions(torch_version)
     output = _MigrationOutput(write=write)
     files = list(
         find_sources(paths, unreadable=lambda path, why: output.report_fault(f"{path}: not read: {why}"))
@@ -201,9 +201,9 @@ def _write_or_print_migrations(
         output.print_or_write_project(plan)
     adapted = sum(each.takes_adapter for each in output.changed)
     output.print_or_write_files(choice.rewritten)
-    waiting = [each for each in choice.files if each.by_hand]
-    left = sum(each.by_hand for each in waiting)
-    moved = [each for each in output.changed if not each.is_marked_alone]
+    waiting = [each for each in choice.files if each.num_lines_by_hand]
+    left = sum(each.num_lines_by_hand for each in waiting)
+    moved = [each for each in output.changed if not each.has_only_comments_added]
     _say_on_stderr(_migration_counts_line(len(files), output, adapted, left, len(waiting)))
     if staying := choice.paths_staying_on_apex():
         _say_command_for_unmigrated(staying, paths, adapter=adapter, some_written=bool(moved) and write)
@@ -283,7 +283,7 @@ class _MigrationOutput:
 def _say_command_that_comes_next(files: list[Path], output: _MigrationOutput, command: str) -> None:
     """Name the command that verifies a patch, or what becomes of checkpoints once it is written."""
     if output.write:
-        if any(each.loads_state for each in output.changed):
+        if any(each.loads_scaler_state for each in output.changed):
             _say_on_stderr(
                 "files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native"
             )
@@ -339,7 +339,7 @@ def _migration_counts_line(
         if output.write
         else ["to rewrite", "to move to the adapter", "to mark"]
     )
-    marked = sum(each.is_marked_alone for each in output.changed)
+    marked = sum(each.has_only_comments_added for each in output.changed)
     changed = (len(output.changed) - adapted - marked, adapted, marked)
     counts = [f"{count} {how}" for count, how in zip(changed, done, strict=True) if count]
     what = ", ".join(counts) + "; --write does it" * (not output.write) if counts else "nothing to rewrite"

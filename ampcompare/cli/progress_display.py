@@ -186,9 +186,9 @@ def _outcome_text(record: RunRecord) -> str:
     summary = record.summary
     if record.status == "completed" and summary.metric_final is not None:
         metric = record.metric
-        reached = [f"{metric.name} {metric.text(summary.metric_final)}"]
+        reached = [f"{metric.name} {metric.value_text(summary.metric_final)}"]
         if summary.ema_metric_final is not None:
-            reached.append(f"{metric.text(summary.ema_metric_final)} with averaged weights")
+            reached.append(f"{metric.value_text(summary.ema_metric_final)} with averaged weights")
         if summary.rollbacks:
             reached.append(f"rolled back at step {' and '.join(map(str, summary.rollbacks))}")
         return "; ".join([*reached, *([f"ended early: {summary.ended}"] if summary.ended else [])])

@@ -124,17 +124,17 @@ def _apex_install_for_script() -> ApexInstall:
     return install
 
 
-def _name_of_install(found: ApexInstall) -> str:
-    version = "of unknown version" if found.version == "unknown" else found.version
-    return f"{found.maker} Apex {version}" + (f" (commit {found.commit[:8]})" if found.commit else "")
+def _name_of_install(install: ApexInstall) -> str:
+    version = "of unknown version" if install.version == "unknown" else install.version
+    return f"{install.maker} Apex {version}" + (f" (commit {install.commit[:8]})" if install.commit else "")
 
 
 def _check_apex_with_amp(
-    found: ApexInstall, shim: ShimStatus, path: Sequence[str] | None, seconds: float
+    install: ApexInstall, shim: ShimStatus, path: Sequence[str] | None, seconds: float
 ) -> Check:
     """Return the finding on an Apex that has `amp`: hidden, of another build, broken, or ready."""
-    assert found.path is not None
-    folder = os.path.realpath(found.path.parent)
+    assert install.path is not None
+    folder = os.path.realpath(install.path.parent)
     if (
         path is None
         and folder == os.path.realpath(".")
@@ -144,12 +144,12 @@ def _check_apex_with_amp(
             "a folder called apex in the working directory hides any installed Apex from scripts next to it. Nothing "
             "in it was run, and arms do not use it: install it, or start in another folder"
         )
-        remedy = (f"mv {quote(str(found.path))} {quote(f'{found.path}-clone')}",)
+        remedy = (f"mv {quote(str(install.path))} {quote(f'{install.path}-clone')}",)
         return _make_check(
-            found, shim, "shadowed", "warning", f"the folder {found.path}, not installed", reason, remedy
+            install, shim, "shadowed", "warning", f"the folder {install.path}, not installed", reason, remedy
         )
-    rebuild = REBUILD_ROCM if found.maker == "ROCm" else REBUILD
-    kernels = ask("apex_kernels", path=path, seconds=seconds) if found.kind == "full" else None
+    rebuild = REBUILD_ROCM if install.maker == "ROCm" else REBUILD
+    kernels = ask("apex_kernels", path=path, seconds=seconds) if install.kind == "full" else None
     amp = ask("apex_amp_import", path=path, seconds=seconds)
     if kernels is not None and not kernels.has_returned:
         how = "ends with" if kernels.how == "raised" else "does not return:"
@@ -157,9 +157,9 @@ def _check_apex_with_amp(
             f"import amp_C {how} {kernels.failure}. They were probably built against another torch, CUDA or Python. "
             "Rebuild Apex with this torch"
         )
-        value, usable = f"{_name_of_install(found)}, whose compiled kernels do not load", amp.has_returned
+        value, usable = f"{_name_of_install(install)}, whose compiled kernels do not load", amp.has_returned
         return _make_check(
-            found,
+            install,
             shim,
             "other_build",
             "problem",
@@ -171,30 +171,31 @@ def _check_apex_with_amp(
         )
     if not amp.has_returned or amp.value["lacks"]:
         why = amp.failure or f"it lacks {', '.join(amp.value['lacks'])}"
-        value = f"{_name_of_install(found)}, and apex.amp cannot be imported"
-        reason = f"importing apex.amp from {found.path}: {why}. It may be older than this torch, or partly installed"
-        return _make_check(found, shim, "broken", "problem", value, reason, rebuild, failure=why)
+        value = f"{_name_of_install(install)}, and apex.amp cannot be imported"
+        reason = f"importing apex.amp from {install.path}: {why}. It may be older than this torch, or partly installed"
+        return _make_check(install, shim, "broken", "problem", value, reason, rebuild, failure=why)
     if kernels is not None:
-        reason = f"in {found.path}. On torch 2.4 and later its O1 raises where a weight is used twice; compat does not"
+        reason = f"in {install.path}. On torch 2.4 and later its O1 raises where a weight is used twice"
+        reason += "; compat does not"
         return _make_check(
-            found,
+            install,
             shim,
             "full",
             "ok",
-            f"{_name_of_install(found)}, with compiled kernels",
+            f"{_name_of_install(install)}, with compiled kernels",
             reason,
             usable=True,
         )
     reason = (
-        f"{found.path} has no compiled kernels (amp_C): amp works, slower; FusedAdam, FusedLAMB and FusedSGD raise "
+        f"{install.path} has no compiled kernels (amp_C): amp works, slower; FusedAdam, FusedLAMB and FusedSGD raise "
         "\"No module named 'amp_C'\" or the like. Build it with its extensions if times matter"
     )
     return _make_check(
-        found,
+        install,
         shim,
         "python_only",
         "note",
-        f"{_name_of_install(found)}, Python only",
+        f"{_name_of_install(install)}, Python only",
         reason,
         rebuild,
         usable=True,
@@ -202,7 +203,7 @@ def _check_apex_with_amp(
 
 
 def _make_check(
-    found: ApexInstall,
+    install: ApexInstall,
     shim: ShimStatus,
     state: State,
     verdict: Verdict,
@@ -216,8 +217,13 @@ def _make_check(
     facts: dict[str, Any] = {
         "state": state,
         "usable": usable,
-        "path": None if found.path is None else str(found.path),
+        "path": None if install.path is None else str(install.path),
     }
-    facts |= {"version": found.version, "commit": found.commit, "maker": found.maker, "failure": failure}
-    facts |= {"kernels": found.has_kernels, "shim": {"on": shim.on, "answered": shim.answered}}
+    facts |= {
+        "version": install.version,
+        "commit": install.commit,
+        "maker": install.maker,
+        "failure": failure,
+    }
+    facts |= {"kernels": install.has_kernels, "shim": {"on": shim.on, "answered": shim.answered}}
     return Check("Apex", "apex", value, verdict, reason, remedy, facts)

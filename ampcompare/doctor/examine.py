@@ -118,16 +118,16 @@ def examine_extras() -> list[Check]:
 
 
 def examine_switches_and_variables(
-    facts: dict[str, Any] | None, environment: Mapping[str, str]
+    torch_facts: dict[str, Any] | None, environment: Mapping[str, str]
 ) -> list[Check]:
     """Check torch's TF32 switches, and each variable that is set and changes numbers or times silently.
 
     Args:
-        facts: value of the probe `torch_build`; None where torch does not import.
+        torch_facts: value of the probe `torch_build`; None where torch does not import.
         environment: variables by name.
     """
     findings = []
-    on_cpu = facts is not None and facts["cuda"] is None
+    on_cpu = torch_facts is not None and torch_facts["cuda"] is None
     for name, (verdict, effect) in VARIABLES.items():
         value = environment.get(name)
         if value is None or (name in SWITCHES and value in ("", "0")):
@@ -140,14 +140,14 @@ def examine_switches_and_variables(
     if not findings:
         reason = f"of the {len(VARIABLES)} that affect results or times"
         findings.append(Check("Numerics", "variables", "none set", "ok", reason))
-    return findings if facts is None else [_check_tf32(facts), *findings]
+    return findings if torch_facts is None else [_check_tf32(torch_facts), *findings]
 
 
-def _check_tf32(facts: dict[str, Any]) -> Check:
-    switches = {kind: facts[f"tf32_{kind}"] for kind in ("products", "convolutions")}
+def _check_tf32(torch_facts: dict[str, Any]) -> Check:
+    switches = {kind: torch_facts[f"tf32_{kind}"] for kind in ("products", "convolutions")}
     value = ", ".join(f"{kind} in {'TF32' if switches[kind] else 'fp32'}" for kind in switches)
-    if facts["cuda"] is None or switches["products"] == switches["convolutions"]:
-        reason = "of no effect without CUDA" if facts["cuda"] is None else ""
+    if torch_facts["cuda"] is None or switches["products"] == switches["convolutions"]:
+        reason = "of no effect without CUDA" if torch_facts["cuda"] is None else ""
         return Check("Numerics", "tf32", value, "ok", reason, facts=switches)
     reason = (
         "torch's default: on a GPU of capability 8.0 or later fp32 arms convolve in TF32 (10 bits of mantissa) and "

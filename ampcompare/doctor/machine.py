@@ -94,18 +94,18 @@ def _num_usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def examine_processor(facts: dict[str, Any] | None) -> list[Check]:
+def examine_processor(torch_facts: dict[str, Any] | None) -> list[Check]:
     """Check the CPU and how it computes in fp16 and bf16.
 
     Args:
-        facts: value of the probe `torch_build`; None where torch does not import.
+        torch_facts: value of the probe `torch_build`; None where torch does not import.
     """
     cores = _num_usable_cores()
     value = f"{environment_fingerprint()['processor']}, {cores} core{'s' * (cores > 1)} to use, {platform.machine()}"
     processor = Check("CPU", "processor", value, "ok", facts={"cores": cores})
-    if facts is None:
+    if torch_facts is None:
         return [processor]
-    is_native = facts["bf16_instructions"] is True
+    is_native = torch_facts["bf16_instructions"] is True
     value = "bf16 native, fp16 emulated" if is_native else "bf16 and fp16 emulated"
     reason = "ampcompare computes in fp32 and rounds once, 15 to 100 times as fast as kernels for fp16 (--cpu-half)"
     return [

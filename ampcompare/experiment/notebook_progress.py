@@ -65,7 +65,7 @@ class NotebookProgress(Observer):
         cell = self._cells.note_ended_cell(record, time.monotonic(), reused=reused)
         reached, metric = record.summary.metric_final, record.metric
         what = (
-            f"{metric.name} {metric.text(reached)}"
+            f"{metric.name} {metric.value_text(reached)}"
             if record.status == "completed" and reached is not None
             else ""
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.formatting import format_count
 from ampcompare.base.location import PACKAGE
 from ampcompare.experiment.rewrite_comparison import (
     DIFFERENT,
@@ -386,10 +387,10 @@ def migrate_whole_files(paths: list[Path], how: str) -> MigratedFiles:
     for result in results:
         if result.fault is not None:
             raise ConfigError(result.lines()[0])
-        if result.by_hand:
+        if result.num_lines_by_hand:
             command = ["ampcompare", "migrate", *[f"--{how}"] * bool(how), str(result.path)]
+            left = format_count(result.num_lines_by_hand, "line")
             raise ConfigError(
-                f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {result.path} must be rewritten by hand first; "
-                f"see them with: {shlex.join(command)}"
+                f"{left} of {result.path} must be rewritten by hand first; see them with: {shlex.join(command)}"
             )
     return MigratedFiles(results, is_adapter, reasons, adapters)

@@ -109,9 +109,9 @@ def _value_at_path(values: Mapping[str, Any], path: str) -> Any:
     return node
 
 
-def _drop_paths(values: dict[str, Any], given: dict[str, str], paths: Sequence[str]) -> None:
+def _drop_paths(values: dict[str, Any], origins: dict[str, str], paths: Sequence[str]) -> None:
     for path in paths:
-        if given.pop(path, None) is None:
+        if origins.pop(path, None) is None:
             continue
         *parents, name = path.split(".")
         node = values

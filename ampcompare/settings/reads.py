@@ -98,14 +98,14 @@ class CommandReads:
         return refusal_sentence(self.command, f"does not read {path}", "leave it out")
 
 
-def _is_known_path(path: str, known: frozenset[str]) -> bool:
+def _is_known_path(path: str, known_paths: frozenset[str]) -> bool:
     """Return whether a path, such as that of one argument of a network, is known or lies below one that is.
 
     A path that no setting has is left to the validation, whose message knows similar names.
     """
     parts = path.split(".")
     above = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
-    return bool(above & known) or not above & EVERY
+    return bool(above & known_paths) or not above & EVERY
 
 
 TRAIN = CommandReads("a run", EVERY, SCRIPT_CELL | SCRIPT_RECORD)

@@ -14,12 +14,12 @@ MAX_NAMES = 15
 
 
 def build_validated_model(
-    model: type[Model], values: Mapping[str, Any], given: Mapping[str, str] | None = None
+    model: type[Model], values: Mapping[str, Any], origins: Mapping[str, str] | None = None
 ) -> Model:
     """Build `model` from `values`; one line of error names each bad field, the value seen and what it takes.
 
     Args:
-        given: where the value of a path came from, such as a flag or a file.
+        origins: where the value of a path came from, such as a flag or a file.
 
     Raises:
         ConfigError: a value does not fit its field.
@@ -28,12 +28,12 @@ def build_validated_model(
         return model.model_validate(values)
     except ValidationError as error:
         faults = error.errors()
-        said = [_explain_fault(model, fault, given or {}) for fault in faults[:MAX_FAULTS]]
+        said = [_explain_fault(model, fault, origins or {}) for fault in faults[:MAX_FAULTS]]
         more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise ConfigError("; ".join([*said, *more])) from None
 
 
-def _explain_fault(model: type[BaseModel], fault: Mapping[str, Any], given: Mapping[str, str]) -> str:
+def _explain_fault(model: type[BaseModel], fault: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         path = ".".join("N" if isinstance(part, int) else part for part in fault["loc"])
@@ -44,7 +44,7 @@ def _explain_fault(model: type[BaseModel], fault: Mapping[str, Any], given: Mapp
         text = f"it is a group of settings, {', '.join([*inside[:MAX_NAMES], *more])}"
     else:
         text = _reword_pydantic_message(fault["msg"])
-    origin = f" from {given[where]}" if where in given else ""
+    origin = f" from {origins[where]}" if where in origins else ""
     shown = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])}{origin})"
     return f"{where}: {text}{shown}" if where else text
 
@@ -89,18 +89,21 @@ def paths_and_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tu
             yield f"{prefix}{name}", value
 
 
-def suggestion_text(where: str, known: list[str]) -> str:
+def suggestion_text(where: str, known_paths: list[str]) -> str:
     """Return what `where` was probably meant to be: a similar name in its group, or the same name elsewhere."""
     group, dot, name = where.rpartition(".")
     beside = list(
-        dict.fromkeys(path[len(group + dot) :].split(".")[0] for path in known if path.startswith(group))
+        dict.fromkeys(
+            path[len(group + dot) :].split(".")[0] for path in known_paths if path.startswith(group)
+        )
     )
     close = [group + dot + match for match in close_matches(name, beside)]
-    close = close or [path for path in known if f".{path}".endswith(f".{where}")]
+    close = close or [path for path in known_paths if f".{path}".endswith(f".{where}")]
     close = (
-        close or [f"{path.partition(f'.{where}.')[0]}.{where}" for path in known if f".{where}." in path][:1]
+        close
+        or [f"{path.partition(f'.{where}.')[0]}.{where}" for path in known_paths if f".{where}." in path][:1]
     )
-    close = close or [path for path in known if path.rpartition(".")[2] == name]
+    close = close or [path for path in known_paths if path.rpartition(".")[2] == name]
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known in {group} are {', '.join(beside)}" if group else f"known are {', '.join(beside)}"

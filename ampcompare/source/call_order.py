@@ -68,7 +68,7 @@ class CallFollower(abc.ABC):
         self.module = index.module
         self._known: dict[ast.AST, list[tuple[ast.AST, Tests]]] = {}
 
-    def follow(self, scope: Scope) -> None:
+    def follow_scope(self, scope: Scope) -> None:
         """Follow a function or the module."""
         assert not isinstance(scope.node, (ast.ClassDef, ast.Lambda))
         self._reached = 0

@@ -63,7 +63,7 @@ class _Notebook:
         index = max(bisect.bisect_right(self.starts, line) - 1, 0)
         return index + 1, max(line - self.starts[index], 1)
 
-    def split(self, text: str) -> list[str]:
+    def split_into_cells(self, text: str) -> list[str]:
         """Return the sources of the cells of a rewritten text; what stands above the first marker joins its cell.
 
         Raises:
@@ -81,7 +81,7 @@ class _Notebook:
     def encode(self, text: str) -> bytes:
         """Return the file with another text of its code cells."""
         data = json.loads(json.dumps(self.data))
-        for cell, source in zip(_code_cells(data), self.split(text), strict=True):
+        for cell, source in zip(_code_cells(data), self.split_into_cells(text), strict=True):
             if _source_of_cell(cell) != source:
                 cell["source"] = (
                     re.findall(r".*\n|.+", source) if isinstance(cell["source"], list) else source

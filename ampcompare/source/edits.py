@@ -72,13 +72,13 @@ class Edits:
             self.remove(statement)
             return
         self._spans[self.module.span(statement)] = list(lines)
-        if not self.module.is_alone(statement):
+        if not self.module.is_alone_on_lines(statement):
             self.shared.add(statement)
 
     def remove(self, statement: ast.stmt) -> None:
         """Remove a statement; a block that it leaves empty gets a `pass`, or goes with it."""
         self._removed.add(statement)
-        if not self.module.is_alone(statement):
+        if not self.module.is_alone_on_lines(statement):
             self.shared.add(statement)
 
     def is_removed(self, statement: ast.stmt) -> bool:
@@ -103,7 +103,7 @@ class Edits:
     def insert_below(self, statement: ast.stmt, lines: Iterable[str]) -> None:
         """Put statements below another."""
         end = statement.end_lineno or statement.lineno
-        if not self.module.is_alone(statement):
+        if not self.module.is_alone_on_lines(statement):
             self.shared.add(statement)
             return
         first = self.module.first_line(statement)
@@ -119,21 +119,23 @@ class Edits:
     def put_under_header(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
         """Put statements of one block below a header such as `with ...:`."""
         begin, end = self.module.first_line(first), last.end_lineno or last.lineno
-        self.shared |= {each for each in (first, last) if not self.module.is_alone(each)}
+        self.shared |= {each for each in (first, last) if not self.module.is_alone_on_lines(each)}
         line = self._line_of_number(begin)
         line.before.append((line.deeper, 0, header))
         for number in range(begin, end + 1):
             if number not in self._lines_inside_strings():
                 self._line_of_number(number).deeper += 1
 
-    def unwrap_statement(self, statement: ast.stmt, body: list[ast.stmt], lines: Iterable[str] = ()) -> None:
+    def replace_statement_by_body(
+        self, statement: ast.stmt, body: list[ast.stmt], lines: Iterable[str] = ()
+    ) -> None:
         """Replace a compound statement by some of its statements, one step to the left, below new lines.
 
         Args:
             body: a block of the statement; what else it holds goes.
         """
         module = self.module
-        if not module.is_alone(body[0]):  # on the line of the header
+        if not module.is_alone_on_lines(body[0]):  # on the line of the header
             self.shared.add(body[0])
             return
         outer, inner = module.indent(statement), module.indent(body[0])
@@ -251,7 +253,7 @@ class Edits:
             kept = [each for each in block if each not in self._removed]
             if not kept and not isinstance(module.parent(statement), ast.Module) and statement is block[-1]:
                 self._spans[module.span(statement)] = "pass"
-            elif module.is_alone(statement):
+            elif module.is_alone_on_lines(statement):
                 self._remove_lines_of(statement)
 
     def _remove_lines_of(self, statement: ast.stmt) -> None:

@@ -117,7 +117,7 @@ class SourceText:
         """Return whether a statement is the `elif` of another one."""
         return self.text.startswith("elif", self.start_of(node))
 
-    def is_alone(self, statement: ast.stmt) -> bool:
+    def is_alone_on_lines(self, statement: ast.stmt) -> bool:
         """Return whether a statement shares its lines with no other; a comment may follow it."""
         return self.begins_line(statement) and self.ends_line(statement)
 

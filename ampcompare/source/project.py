@@ -99,7 +99,7 @@ class ImportIndex:
         """Return the file of a module that was asked for."""
         return self._paths.get(module)
 
-    def does_module_answer(self, path: Path, question: Callable[[Module], bool]) -> bool:
+    def is_question_true_of_module(self, path: Path, question: Callable[[Module], bool]) -> bool:
         """Return what a question answers of the module of a file, False without one; each is asked once.
 
         Args:
@@ -114,7 +114,7 @@ class ImportIndex:
     def imports_adapter(self, path: Path) -> bool:
         """Return whether a file imports the adapter; one without the word in its imports is not parsed."""
         words = WORDS.findall(" ".join(self.names_in_imports_of(path)))
-        return ADAPTER in words and self.does_module_answer(path, _does_module_import_adapter)
+        return ADAPTER in words and self.is_question_true_of_module(path, _does_module_import_adapter)
 
     # Names.
 

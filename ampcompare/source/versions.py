@@ -19,7 +19,7 @@ class Versions(NamedTuple):
 LATEST = Versions()
 
 
-def known_versions(torch: str | None = None) -> Versions:
+def installed_or_given_versions(torch: str | None = None) -> Versions:
     """Return the versions that are installed; of torch the newest where none is.
 
     Args:

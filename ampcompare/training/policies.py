@@ -172,7 +172,7 @@ class EarlyStop(Policy):
         if self._target is not None and not metric.is_better(self._target, metric.factor * value):
             unit = f" {metric.unit}" if metric.unit else ""
             self.end_reason = (
-                f"{metric.name} of {metric.text(value)} reached {self._target:g}{unit} after epoch "
+                f"{metric.name} of {metric.value_text(value)} reached {self._target:g}{unit} after epoch "
                 f"{result.epoch}"
             )
         elif self._patience is not None and self._waited >= self._patience:

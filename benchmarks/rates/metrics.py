@@ -53,7 +53,7 @@ def _row(cell: tuple[Scenario, int], replicates: int) -> Row:
         "metric": metric.name,
         "better": metric.better,
         "difference": metric.difference,
-        "value": metric.text(case.base),
+        "value": metric.value_text(case.base),
         "margin": f"±{margin:g} {metric.difference_unit}".rstrip(),
         "seeds": f"{seeds}",
         "A/A: winner or loser %": percent(equal["winner"], replicates),
@@ -67,7 +67,7 @@ def _row(cell: tuple[Scenario, int], replicates: int) -> Row:
 def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> Counter[str]:
     generator = np.random.default_rng([seeds, len(case.metric.name), round(1e4 * truth)])
     templates = [[_template(arm, seed, case.metric) for seed in range(seeds)] for arm in ARMS]
-    difference = case.metric.differ(truth, case.base)
+    difference = case.metric.difference_from_reference(truth, case.base)
 
     def trial() -> dict[str, float]:
         shared = case.shared * generator.normal(size=seeds)

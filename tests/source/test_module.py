@@ -98,7 +98,7 @@ def test_calls_are_followed_in_the_order_in_which_they_run() -> None:
         """)
     )
     names = _Names(module)
-    names.follow(module.scope_from[module.tree.body[0].body[0]])
+    names.follow_scope(module.scope_from[module.tree.body[0].body[0]])
     found = [("loss", 0), ("second", 0), ("first", 0), ("self.fit", 0), ("done", 1), ("end", 1)]
     assert names.found == found
 

@@ -93,47 +93,52 @@ def convert_state(
     return result
 
 
-def _layout_to_convert_to(parts: CheckpointContents, to: Target, given_level: str | None) -> str:
-    if parts.arm is not None:
-        return conversion_kind_of_arm(parts.arm)
-    if parts.apex or (given_level and not parts.scalers):
+def _layout_to_convert_to(contents: CheckpointContents, to: Target, given_level: str | None) -> str:
+    if contents.arm is not None:
+        return conversion_kind_of_arm(contents.arm)
+    if contents.apex or (given_level and not contents.scalers):
         return "apex"
-    if _half_types_in_checkpoint(parts):
+    if _half_types_in_checkpoint(contents):
         return "16-bit weights"
-    if parts.scalers or to == "apex":
+    if contents.scalers or to == "apex":
         return "native"
     raise ConversionError(
         "it has no sign of Apex, only fp32 weights and no loss scaler; give --opt-level if a script with Apex saved it"
     )
 
 
-def _half_types_in_checkpoint(parts: CheckpointContents) -> set[torch.dtype]:
-    return {dtype for model in parts.models.values() if (dtype := half_type_of_weights(model)) is not None}
+def _half_types_in_checkpoint(contents: CheckpointContents) -> set[torch.dtype]:
+    return {dtype for model in contents.models.values() if (dtype := half_type_of_weights(model)) is not None}
 
 
 def _convert_to_native(
-    parts: CheckpointContents, result: ConvertedCheckpoint, opt_level: str | None, static_scale: bool | None
+    contents: CheckpointContents,
+    result: ConvertedCheckpoint,
+    opt_level: str | None,
+    static_scale: bool | None,
 ) -> None:
-    level = result.level = opt_level or guess_opt_level_and_evidence(parts)[0]
-    for place, state in parts.apex.items():
+    level = result.level = opt_level or guess_opt_level_and_evidence(contents)[0]
+    for place, state in contents.apex.items():
         scalers = grad_scaler_states_from_apex(
             state, level=level, static=static_scale, lost=result.lost, changed=result.changed
         )
-        if parts.writer in PROGRAMS and place[-1] in TWIN_KEYS:
+        if contents.writer in PROGRAMS and place[-1] in TWIN_KEYS:
             key = TWIN_KEYS[place[-1]]
-            result.changed.append(f"{'.'.join(place)}: under {key}, where {parts.writer} has the GradScaler")
+            result.changed.append(
+                f"{'.'.join(place)}: under {key}, where {contents.writer} has the GradScaler"
+            )
             _replace_key(result, place, key, only_entry_or_list(scalers))
         else:
-            _put_grad_scalers(result, place, scalers, "amp_scaler" if parts.writer == "timm" else "scaler")
-    if parts.apex:
+            _put_grad_scalers(result, place, scalers, "amp_scaler" if contents.writer == "timm" else "scaler")
+    if contents.apex:
         result.lost.append(
             "min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler"
         )
-    elif not parts.scalers and torch.bfloat16 not in _half_types_in_checkpoint(parts):
+    elif not contents.scalers and torch.bfloat16 not in _half_types_in_checkpoint(contents):
         result.lost.append(
             "no state of amp was saved: the GradScaler starts at 65536 and skips its first steps"
         )
-    convert_to_fp32(parts, result, level)
+    convert_to_fp32(contents, result, level)
 
 
 def _put_grad_scalers(
@@ -175,14 +180,14 @@ def _is_empty_scaler_entry(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, Mapping | list | tuple | str) and not value)
 
 
-def _convert_to_apex(parts: CheckpointContents, result: ConvertedCheckpoint, level: str) -> None:
+def _convert_to_apex(contents: CheckpointContents, result: ConvertedCheckpoint, level: str) -> None:
     result.level = level
-    into_groups = [(entry_at_place(result.state, place), ".".join(place)) for place in parts.optimizers]
+    into_groups = [(entry_at_place(result.state, place), ".".join(place)) for place in contents.optimizers]
     for optimizer, name in into_groups:
         add_adam_step_to_groups(optimizer, name, result)
-    places, scalers = _scalers_in_order(parts, result)
+    places, scalers = _scalers_in_order(contents, result)
     if len(scalers) > 1:
-        names = ", ".join(".".join(place) for place in parts.scalers)
+        names = ", ".join(".".join(place) for place in contents.scalers)
         result.changed.append(f"{len(scalers)} GradScalers ({names}) become one state, in their order")
     state = apex_state_from_grad_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
     for place in reversed(places[1:]):
@@ -190,23 +195,23 @@ def _convert_to_apex(parts: CheckpointContents, result: ConvertedCheckpoint, lev
         del holder[key_named_by_place(holder, place[-1])]
     place = places[0] if places else (_key_for_apex_state_without_scaler(result),)
     has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
-    key = place[-1] if has_own_name else _apex_keys_by_scaler_key(parts.writer).get(place[-1], "amp")
+    key = place[-1] if has_own_name else _apex_keys_by_scaler_key(contents.writer).get(place[-1], "amp")
     _replace_key(result, place, key, state)
     if has_half_weights(level):
         result.lost.append(MASTERS_LOST.format(level))
 
 
 def _scalers_in_order(
-    parts: CheckpointContents, result: ConvertedCheckpoint
+    contents: CheckpointContents, result: ConvertedCheckpoint
 ) -> tuple[list[tuple[str, ...]], list[Mapping[str, Any]]]:
     """Return the places of the GradScalers of a file, and their states, each once.
 
     A list or dict of scalers is one place; where it holds what a script saves in place of a scaler that it does not
     have, the state is empty, so that the others keep their numbers.
     """
-    places = list(parts.scalers)
+    places = list(contents.scalers)
     scalers: list[Mapping[str, Any]] = list(
-        {id(scaler): scaler for scaler in parts.scalers.values()}.values()
+        {id(scaler): scaler for scaler in contents.scalers.values()}.values()
     )
     group = places[0][:-1] if places else ()
     if not group:
@@ -215,7 +220,7 @@ def _scalers_in_order(
     entries = list(held.values() if isinstance(held, Mapping) else held)
     if not entries or not all(is_scaler_state(entry) or _is_empty_scaler_entry(entry) for entry in entries):
         return places, scalers
-    others = {place: scaler for place, scaler in parts.scalers.items() if place[:-1] != group}
+    others = {place: scaler for place, scaler in contents.scalers.items() if place[:-1] != group}
     return [group, *others], [*(entry or {} for entry in entries), *others.values()]
 
 
@@ -250,35 +255,35 @@ def _replace_key(result: ConvertedCheckpoint, place: tuple[str, ...], key: str, 
 
 
 def _convert_checkpoint_with_own_scalers(
-    root: Mapping[str, Any], parts: CheckpointContents, to: Target, level: str, static_scale: bool | None
+    root: Mapping[str, Any], contents: CheckpointContents, to: Target, level: str, static_scale: bool | None
 ) -> ConvertedCheckpoint:
     """Convert what a script with `FP16_Optimizer`, or with a loss scaler of its own, saved.
 
     The inner optimizer replaces one that wraps it; the scale goes where the file has it, or to the top.
     """
     result = ConvertedCheckpoint(
-        copy_containers(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level
+        copy_containers(root), "FP16_Optimizer" if contents.wrappers else "a loss scaler of its own", level
     )
-    scales = _unwrap_optimizers_and_take_scales(parts, result)
-    scales |= {".".join(place): values_of_loss_scaler(state) for place, state in parts.loss_scales.items()}
+    scales = _unwrap_optimizers_and_take_scales(contents, result)
+    scales |= {".".join(place): values_of_loss_scaler(state) for place, state in contents.loss_scales.items()}
     if static_scale:
         scales = {name: replace_fields(held, dynamic=False, interval=None) for name, held in scales.items()}
-    elif any(map(is_number_or_scalar_tensor, parts.loss_scales.values())):
+    elif any(map(is_number_or_scalar_tensor, contents.loss_scales.values())):
         result.lost.append(UNKNOWN_STATIC)
-    _put_loss_scales(scales, parts, result, to, level)
-    convert_to_fp32(parts, result, None)
+    _put_loss_scales(scales, contents, result, to, level)
+    convert_to_fp32(contents, result, None)
     if to == "apex" and has_half_weights(level):
         result.lost.append(MASTERS_LOST.format(level))
-    drop_wrapper_prefixes(parts, result)
+    drop_wrapper_prefixes(contents, result)
     return result
 
 
 def _unwrap_optimizers_and_take_scales(
-    parts: CheckpointContents, result: ConvertedCheckpoint
+    contents: CheckpointContents, result: ConvertedCheckpoint
 ) -> dict[str, LossScalerValues]:
     """Put the inner optimizer in place of each that wraps one, and return the scales of those, by place."""
     scales = {}
-    for place, state in parts.wrappers.items():
+    for place, state in contents.wrappers.items():
         if unchecked_scale_of_state(state) is not None or "loss_scaler" in state:
             scales[".".join(place)] = values_of_loss_scaler(state)
         result.lost += lines_on_flags_of_unfinished_step(state)
@@ -286,20 +291,20 @@ def _unwrap_optimizers_and_take_scales(
         holder = entry_at_place(result.state, place[:-1])
         key = key_named_by_place(holder, place[-1])
         holder[key] = next(entry for entry in holder[key].values() if is_optimizer_state(entry))
-    inner = {place: place[:-1] if place[:-1] in parts.wrappers else place for place in parts.optimizers}
-    parts.optimizers = {place: entry_at_place(result.state, place) for place in inner.values()}
+    inner = {place: place[:-1] if place[:-1] in contents.wrappers else place for place in contents.optimizers}
+    contents.optimizers = {place: entry_at_place(result.state, place) for place in inner.values()}
     return scales
 
 
 def _put_loss_scales(
     scales: dict[str, LossScalerValues],
-    parts: CheckpointContents,
+    contents: CheckpointContents,
     result: ConvertedCheckpoint,
     to: Target,
     level: str,
 ) -> None:
     """Put loss scales where the file has the state of the one scaler, or else to the top; plain numbers go."""
-    for place, state in parts.loss_scales.items():
+    for place, state in contents.loss_scales.items():
         if is_number_or_scalar_tensor(state):
             entry_at_place(result.state, place[:-1]).pop(place[-1])
     if not scales:
@@ -320,7 +325,8 @@ def _put_loss_scales(
             list(scales.values()), level=level, lost=result.lost, changed=result.changed
         )
     with_state = next(
-        (place for place, state in parts.loss_scales.items() if not is_number_or_scalar_tensor(state)), None
+        (place for place, state in contents.loss_scales.items() if not is_number_or_scalar_tensor(state)),
+        None,
     )
     if with_state is not None and len(scales) == 1:
         _replace_key(result, with_state, with_state[-1] if to == "native" else own_key, entry)

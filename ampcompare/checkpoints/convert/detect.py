@@ -193,13 +193,15 @@ def _contents_field_of_entry(value: Any, place: Place) -> str | None:
     return None
 
 
-def _add_masters(root: Mapping[Any, Any], parts: CheckpointContents) -> None:
+def _add_masters(root: Mapping[Any, Any], contents: CheckpointContents) -> None:
     """Find the fp32 copies of 16-bit weights, which are then no models."""
-    masters = find_masters(root, parts.models, list(parts.wrappers))
-    own = [place not in masters.places for place in parts.models]  # the others are copies under their names
-    parts.models = dict(compress(parts.models.items(), own))
-    parts.masters, parts.master_places = list(compress(masters.by_model, own)), masters.places
-    parts.unmatched, parts.layouts = masters.unmatched, masters.layouts
+    masters = find_masters(root, contents.models, list(contents.wrappers))
+    own = [
+        place not in masters.places for place in contents.models
+    ]  # the others are copies under their names
+    contents.models = dict(compress(contents.models.items(), own))
+    contents.masters, contents.master_places = list(compress(masters.by_model, own)), masters.places
+    contents.unmatched, contents.layouts = masters.unmatched, masters.layouts
 
 
 def _contents_of_lone_state(root: Any) -> CheckpointContents | None:
@@ -220,14 +222,14 @@ def _contents_of_lone_state(root: Any) -> CheckpointContents | None:
     return None
 
 
-def _note_loss_scale(parts: CheckpointContents, value: Any, place: Place) -> None:
+def _note_loss_scale(contents: CheckpointContents, value: Any, place: Place) -> None:
     """Note a loss scale that is a number next to the state of an optimizer or inside of it; settings have such too."""
     if isinstance(value, Mapping) and (
         is_optimizer_state(value) or any(is_optimizer_state(entry) for entry in value.values())
     ):
         for name in SCALE_NAMES:
             if is_number_or_scalar_tensor(value.get(name)):
-                parts.loss_scales[(*place, name)] = value[name]
+                contents.loss_scales[(*place, name)] = value[name]
 
 
 def _walk_entries(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
@@ -252,7 +254,7 @@ def _walk_entries(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Pl
             yield from _walk_entries(entry, path, seen)
 
 
-def _writer_of_file(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, str]:
+def _writer_of_file(root: Mapping[Any, Any], contents: CheckpointContents) -> tuple[str, str]:
     """Return who wrote a file, and the evidence."""
     keys = {key for key in root if isinstance(key, str)}
     meta = root.get("meta")
@@ -262,10 +264,10 @@ def _writer_of_file(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple
         if keys.issuperset(own) and (writer != "mmengine" or isinstance(meta, Mapping)):
             return writer, f"it has {', '.join(own)}"
     kinds: tuple[tuple[str, str, Mapping[Place, Any]], ...] = (
-        ("an Apex script", "amp.state_dict()", parts.apex),
-        ("a script with FP16_Optimizer", "its state", parts.wrappers),
-        ("a torch.amp script", "a GradScaler's state", parts.scalers),
-        ("a script with a loss scaler of its own", "a loss scale", parts.loss_scales),
+        ("an Apex script", "amp.state_dict()", contents.apex),
+        ("a script with FP16_Optimizer", "its state", contents.wrappers),
+        ("a torch.amp script", "a GradScaler's state", contents.scalers),
+        ("a script with a loss scaler of its own", "a loss scale", contents.loss_scales),
     )
     for writer, what, places in kinds:
         if places:

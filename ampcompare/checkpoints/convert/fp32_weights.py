@@ -75,18 +75,18 @@ def key_named_by_place(holder: Any, name: str) -> Any:
     return name if name in holder else next((key for key in holder if str(key) == name), name)
 
 
-def convert_to_fp32(parts: CheckpointContents, result: ConvertedCheckpoint, level: str | None) -> None:
+def convert_to_fp32(contents: CheckpointContents, result: ConvertedCheckpoint, level: str | None) -> None:
     """Make weights and optimizer state fp32, from masters if any; `level` is the one of Apex that saved them."""
-    _widen_weights(parts, result, level)
-    _widen_optimizer_state(parts, result)
+    _widen_weights(contents, result, level)
+    _widen_optimizer_state(contents, result)
 
 
-def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level: str | None) -> None:
+def _widen_weights(contents: CheckpointContents, result: ConvertedCheckpoint, level: str | None) -> None:
     """Replace half weights by their fp32 masters, and cast the other half weights to fp32."""
     carried = 0
     halves: Counter[str] = Counter()
-    for index, place in enumerate(parts.models):
-        masters = parts.masters[index] if index < len(parts.masters) else {}
+    for index, place in enumerate(contents.models):
+        masters = contents.masters[index] if index < len(contents.masters) else {}
         with translate_entry_errors(*place):
             model = entry_at_place(result.state, place)
             for name, value in model.items():
@@ -97,7 +97,7 @@ def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level
                     model[name] = value.float()
                     halves[dtype_name(value.dtype)] += 1
     if carried:
-        where = parts.places_of_masters
+        where = contents.places_of_masters
         result.changed.append(
             f"{carried} fp32 masters become the weights" + (f", from {where}" if where else "")
         )
@@ -107,14 +107,14 @@ def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level
         kind = next(iter(halves), LEVELS[level].half_name if level else "fp16")
         which = f"{halves.total()} of the weights" if carried else "the weights"
         result.lost.append(f"the last bits of {which}: they were saved as {kind} values, without masters")
-    if parts.unmatched:
+    if contents.unmatched:
         result.lost.append(
-            f"{parts.unmatched} masters: no weight has their values in 16 bits, to tell their names"
+            f"{contents.unmatched} masters: no weight has their values in 16 bits, to tell their names"
         )
 
 
-def _widen_optimizer_state(parts: CheckpointContents, result: ConvertedCheckpoint) -> None:
-    for place in parts.optimizers:
+def _widen_optimizer_state(contents: CheckpointContents, result: ConvertedCheckpoint) -> None:
+    for place in contents.optimizers:
         halves: Counter[str] = Counter()
         with translate_entry_errors(*place):
             optimizer = entry_at_place(result.state, place)
@@ -126,13 +126,13 @@ def _widen_optimizer_state(parts: CheckpointContents, result: ConvertedCheckpoin
         for kind, count in halves.items():
             result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
-        split_flat_optimizer_state(optimizer, ".".join(place), parts, result)
+        split_flat_optimizer_state(optimizer, ".".join(place), contents, result)
         move_adam_step_to_parameters(optimizer, ".".join(place), result)
         add_adagrad_entries_of_torch(optimizer, ".".join(place), result)
 
 
 def split_flat_optimizer_state(
-    optimizer: dict[str, Any], name: str, parts: CheckpointContents, result: ConvertedCheckpoint
+    optimizer: dict[str, Any], name: str, contents: CheckpointContents, result: ConvertedCheckpoint
 ) -> None:
     """Give the state of flat parameters to the weights that lie in them, each with a number of its own.
 
@@ -140,9 +140,9 @@ def split_flat_optimizer_state(
     as many. State is flat where all of the optimizer's is, for fewer parameters than there are weights: one parameter
     with as many elements as some weights have together is no sign of it.
     """
-    shapes = [_shapes_of_weights(model) for model in parts.models.values()]
-    layouts = [*parts.layouts, *((sum(shape.numel() for shape in model), model) for model in shapes)]
-    copies = {size for size, _ in parts.layouts}
+    shapes = [_shapes_of_weights(model) for model in contents.models.values()]
+    layouts = [*contents.layouts, *((sum(shape.numel() for shape in model), model) for model in shapes)]
+    copies = {size for size, _ in contents.layouts}
     if not _are_parameters_flat(optimizer, [shape for model in shapes for shape in model], copies):
         return
     state: dict[int, Any] = {}
@@ -323,9 +323,9 @@ def rename_key(state: dict[str, Any], place: tuple[str, ...], key: str, value: A
             holder[name] = old
 
 
-def drop_wrapper_prefixes(parts: CheckpointContents, result: ConvertedCheckpoint) -> None:
+def drop_wrapper_prefixes(contents: CheckpointContents, result: ConvertedCheckpoint) -> None:
     """Remove the prefixes of DDP and `torch.compile` from the names of a model, if all names have them."""
-    for place in [*parts.models, *parts.averages]:
+    for place in [*contents.models, *contents.averages]:
         model = entry_at_place(result.state, place)
         if prefix := common_wrapper_prefix(model):
             entries = {name.removeprefix(prefix): value for name, value in model.items()}

@@ -122,19 +122,23 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
             todo += reversed(list(value.values() if isinstance(value, Mapping) else value))
 
 
-def _inspection_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
-    kinds = (("weights", parts.models), ("averaged weights", parts.averages), ("optimizer", parts.optimizers))
+def _inspection_rows(contents: CheckpointContents) -> Iterator[dict[str, Any]]:
+    kinds = (
+        ("weights", contents.models),
+        ("averaged weights", contents.averages),
+        ("optimizer", contents.optimizers),
+    )
     for kind, entries in kinds:
         for place, entry in entries.items():
-            is_other = kind == "weights" and len(parts.models) > 1 and _is_input_normalization(entry)
+            is_other = kind == "weights" and len(contents.models) > 1 and _is_input_normalization(entry)
             with translate_entry_errors(*place):
                 row = _inspection_row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
             yield row
-    where = parts.places_of_masters or "masters"
-    for index, masters in enumerate(parts.masters):
+    where = contents.places_of_masters or "masters"
+    for index, masters in enumerate(contents.masters):
         if masters:
             yield _inspection_row(
-                "fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters
+                "fp32 masters", f"{where}.{index}" if len(contents.masters) > 1 else where, masters
             )
 
 
@@ -156,15 +160,15 @@ def _inspection_row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str
     }
 
 
-def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
-    for place, state in parts.apex.items():
+def _loss_scale_rows(contents: CheckpointContents) -> Iterator[dict[str, Any]]:
+    for place, state in contents.apex.items():
         for name, own in state.items():
             yield {
                 "place": ".".join((*place, name)),
                 "scale": plain_number_or_value(own["loss_scale"]),
                 "clean_steps": plain_number_or_value(own["unskipped"]),
             }
-    for place, state in (*parts.wrappers.items(), *parts.loss_scales.items()):
+    for place, state in (*contents.wrappers.items(), *contents.loss_scales.items()):
         if (scale := unchecked_scale_of_state(state)) is None:
             continue  # none, or an object of another program, which is listed as such
         holds = state.items() if isinstance(state, Mapping) else ()
@@ -177,7 +181,7 @@ def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
             continue
         entry["clean_steps"] = held.clean
         yield entry if held.interval is None else {**entry, "growth_interval": held.interval}
-    for place, state in parts.scalers.items():
+    for place, state in contents.scalers.items():
         yield {
             "place": ".".join(place) or "(all)",
             "scale": plain_number_or_value(state["scale"]),
@@ -186,36 +190,37 @@ def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
         }
 
 
-def _wrapper_and_unmatched_master_sentences(parts: CheckpointContents) -> Iterator[str]:
-    for place, model in parts.models.items():
+def _wrapper_and_unmatched_master_sentences(contents: CheckpointContents) -> Iterator[str]:
+    for place, model in contents.models.items():
         if prefix := common_wrapper_prefix(model):
             yield f"the names in {'.'.join(place) or 'it'} begin with `{prefix}`: saved from inside of a wrapper"
-    if parts.unmatched:
-        yield f"{parts.unmatched} masters have no weight with their values in 16 bits"
+    if contents.unmatched:
+        yield f"{contents.unmatched} masters have no weight with their values in 16 bits"
 
 
-def _iter_weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
-    for model in parts.models.values():
+def _iter_weights(contents: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
+    for model in contents.models.values():
         yield from floating_entries_of_model(model, of_norms=of_norms)
 
 
-def guess_opt_level_and_evidence(parts: CheckpointContents) -> tuple[str | None, str]:
+def guess_opt_level_and_evidence(contents: CheckpointContents) -> tuple[str | None, str]:
     """Return the opt level that a file was written at, as far as its numbers show, and the evidence."""
-    if parts.arm is not None:
+    if contents.arm is not None:
         try:
-            arm = Arm.parse(parts.arm)
+            arm = Arm.parse(contents.arm)
         except ConfigError:  # of a backend that is not installed here
             return None, ""
         level = arm.spec.checkpoint.opt_level(arm.options)
         return (level, "its arm") if level else (None, "")
-    if parts.wrappers:
+    if contents.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
-    weights = list(_iter_weights(parts, of_norms=False))
+    weights = list(_iter_weights(contents, of_norms=False))
     half = next(
-        (kind for model in parts.models.values() if (kind := half_type_of_weights(model)) is not None), None
+        (kind for model in contents.models.values() if (kind := half_type_of_weights(model)) is not None),
+        None,
     )
-    if not parts.apex:
-        if any(parts.masters):
+    if not contents.apex:
+        if any(contents.masters):
             return None, "weights are 16-bit values with fp32 masters, as O2 trains them"
         if half is torch.bfloat16:
             return None, "weights are bf16 values: saved at O5, or by .bfloat16()"
@@ -225,26 +230,26 @@ def guess_opt_level_and_evidence(parts: CheckpointContents) -> tuple[str | None,
     if half is torch.bfloat16:
         return "O5", "weights are bf16 values"
     if half is not None:
-        norms = are_rounded_to(_iter_weights(parts, of_norms=True))
-        state = are_rounded_to(_iter_moments(parts))
+        norms = are_rounded_to(_iter_weights(contents, of_norms=True))
+        state = are_rounded_to(_iter_moments(contents))
         if norms is False or state is False:
             return "O2", "weights are fp16 values, batch norms or optimizer state are not"
-        if norms or _has_half_state(parts):
+        if norms or _has_half_state(contents):
             return "O3", "weights, batch norms and optimizer state are fp16 values"
         return "O2", "weights are fp16 values; O3 looks the same in this model"
-    if _has_half_state(parts):
+    if _has_half_state(contents):
         return "O3", "optimizer state is fp16"
     kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights}
     if kinds != {"float32"}:
         return None, f"weights are {' and '.join(sorted(kinds)) or 'of other types'}, which no level trains"
-    scales = [entry["loss_scale"] for state in parts.apex.values() for entry in state.values()]
+    scales = [entry["loss_scale"] for state in contents.apex.values() for entry in state.values()]
     if all(scale == 1.0 for scale in scales):
         return "O0", "fp32 weights and a loss scale of 1"
     return "O1", "fp32 weights and a loss scale"
 
 
-def _iter_moments(parts: CheckpointContents) -> Iterator[Tensor]:
-    for optimizer in parts.optimizers.values():
+def _iter_moments(contents: CheckpointContents) -> Iterator[Tensor]:
+    for optimizer in contents.optimizers.values():
         for state in optimizer["state"].values():
             if isinstance(state, Mapping):
                 yield from (
@@ -252,47 +257,47 @@ def _iter_moments(parts: CheckpointContents) -> Iterator[Tensor]:
                 )
 
 
-def _has_half_state(parts: CheckpointContents) -> bool:
-    return any(tensor.dtype is torch.float16 for tensor in _iter_moments(parts))
+def _has_half_state(contents: CheckpointContents) -> bool:
+    return any(tensor.dtype is torch.float16 for tensor in _iter_moments(contents))
 
 
-def _resume_hazard_sentences(parts: CheckpointContents) -> Iterator[str]:
-    yield from broken_value_sentences(parts)
-    kinds = {half_type_of_weights(model) for model in parts.models.values()} - {None}
+def _resume_hazard_sentences(contents: CheckpointContents) -> Iterator[str]:
+    yield from broken_value_sentences(contents)
+    kinds = {half_type_of_weights(model) for model in contents.models.values()} - {None}
     rounded = bool(kinds)
-    masters = [*parts.masters, *({} for _ in parts.models)]
+    masters = [*contents.masters, *({} for _ in contents.models)]
     bare = sum(
         isinstance(value, Tensor) and value.dtype in HALF_DTYPES and name not in masters[index]
-        for index, model in enumerate(parts.models.values())
+        for index, model in enumerate(contents.models.values())
         for name, value in model.items()
     )
-    if rounded and not any(parts.masters):
+    if rounded and not any(contents.masters):
         yield (
             "weights are 16-bit values and no masters were saved: O2 or O5 resumes from rounded masters, and the first "
             "step after the resume differs from an uninterrupted run"
         )
     elif rounded and bare:
         yield f"{bare} weights in 16 bits have no fp32 master: a resume begins with their rounded values"
-    if _has_half_state(parts):
+    if _has_half_state(contents):
         yield "optimizer state is fp16, rounded to 11 bits"
-    elif any(tensor.dtype is torch.bfloat16 for tensor in _iter_moments(parts)):
+    elif any(tensor.dtype is torch.bfloat16 for tensor in _iter_moments(contents)):
         yield "optimizer state is bf16, rounded to 8 bits"
-    elif are_rounded_to(_iter_moments(parts)):
+    elif are_rounded_to(_iter_moments(contents)):
         yield "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume"
-    if parts.optimizers and torch.float16 in kinds and not list(_loss_scale_rows(parts)):
+    if contents.optimizers and torch.float16 in kinds and not list(_loss_scale_rows(contents)):
         yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"
-    for state in parts.apex.values():
+    for state in contents.apex.values():
         for name, entry in state.items():
             if isinstance(entry["unskipped"], int) and entry["unskipped"] >= 2000:
                 yield f"{name}: {entry['unskipped']} clean steps; a dynamic scale grows at 2000, so this one was static"
 
 
-def broken_value_sentences(parts: CheckpointContents) -> Iterator[str]:
+def broken_value_sentences(contents: CheckpointContents) -> Iterator[str]:
     """Report weights, moments and loss scales that no training resumes from."""
     entries = [
-        *parts.models.items(),
-        *parts.averages.items(),
-        *((place, held["state"]) for place, held in parts.optimizers.items()),
+        *contents.models.items(),
+        *contents.averages.items(),
+        *((place, held["state"]) for place, held in contents.optimizers.items()),
     ]
     for place, entry in entries:
         counts = {
@@ -309,7 +314,7 @@ def broken_value_sentences(parts: CheckpointContents) -> Iterator[str]:
                 f"{'.'.join(place) or 'the file'} holds {sum(bad.values())} values that are NaN or infinite "
                 f"({names}{more}): no training resumes from it; take a checkpoint from before"
             )
-    for scale in _loss_scale_rows(parts):
+    for scale in _loss_scale_rows(contents):
         value = scale["scale"]
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             yield f"the loss scale {scale['place']} is {value}, not a positive number: no gradient is usable with it"

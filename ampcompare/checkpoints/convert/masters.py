@@ -153,14 +153,14 @@ def _are_where_copies_lie(bundle: _TensorsOfOneContainer, wrappers: Sequence[Pla
     return bundle.names[0].isdigit() and any(bundle.place[: len(place)] == place for place in wrappers)
 
 
-def _add_copies(found: Masters, tensor: Tensor, weights: Sequence[_WeightAtPlace]) -> None:
+def _add_copies(masters: Masters, tensor: Tensor, weights: Sequence[_WeightAtPlace]) -> None:
     """Add a tensor that is the copy of one weight, or of several if it is flat; it may end with zeros."""
     flat, sizes = tensor.detach().reshape(-1), [weight.value.numel() for weight in weights]
     for weight, piece in zip(weights, flat[: sum(sizes)].split(sizes), strict=True):
-        found.by_model[weight.model][weight.name] = piece.reshape(weight.value.shape).float()
+        masters.by_model[weight.model][weight.name] = piece.reshape(weight.value.shape).float()
     is_flat = len(weights) > 1 or tensor.shape != weights[0].value.shape
     if is_flat and not flat[sum(sizes) :].any():
-        found.layouts.append((tensor.numel(), [weight.value.shape for weight in weights]))
+        masters.layouts.append((tensor.numel(), [weight.value.shape for weight in weights]))
 
 
 def _is_of_other_model_state(place: Place, halves: set[Place]) -> bool:
@@ -173,13 +173,13 @@ def _memory_key(value: Tensor) -> tuple[Any, ...]:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-def _give_copies_to_tied_weights(found: Masters, weights: list[_WeightAtPlace]) -> None:
+def _give_copies_to_tied_weights(masters: Masters, weights: list[_WeightAtPlace]) -> None:
     """Give the copy of a weight to those that are tied to it, by memory or by values that are no constant."""
-    named = [weight for weight in weights if weight.name in found.by_model[weight.model]]
+    named = [weight for weight in weights if weight.name in masters.by_model[weight.model]]
     for weight in weights:
-        held = found.by_model[weight.model]
+        held = masters.by_model[weight.model]
         if weight.name not in held and (twin := _first_tied_weight(weight, named)) is not None:
-            held[weight.name] = found.by_model[twin.model][twin.name]
+            held[weight.name] = masters.by_model[twin.model][twin.name]
 
 
 def _first_tied_weight(weight: _WeightAtPlace, named: list[_WeightAtPlace]) -> _WeightAtPlace | None:

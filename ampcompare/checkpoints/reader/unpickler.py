@@ -193,12 +193,12 @@ def _make_tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) 
     return _placeholder_for_object(made, f"{name} with attributes") if state else made
 
 
-def _placeholder_for_object(made: Any, name: str) -> Any:
+def _placeholder_for_object(placeholder: Any, name: str) -> Any:
     """Return what stands for an object of a class that is read as another: as which is its value."""
-    if isinstance(made, OpaqueObject):
-        return made
+    if isinstance(placeholder, OpaqueObject):
+        return placeholder
     holder = OpaqueObject.from_call(name, ())
-    holder.value = made
+    holder.value = placeholder
     return holder
 
 
@@ -248,9 +248,9 @@ def _make_numpy_dtype_placeholder(*arguments: Any) -> Any:
     return made
 
 
-def _set_byte_order(made: OpaqueObject, state: Any) -> None:
+def _set_byte_order(placeholder: OpaqueObject, state: Any) -> None:
     if isinstance(state, tuple) and len(state) > 1 and state[1] == ">":
-        made.value = made.value.newbyteorder(">")
+        placeholder.value = placeholder.value.newbyteorder(">")
 
 
 def _make_numpy_scalar(kind: Any, data: Any) -> Any:
@@ -274,13 +274,13 @@ def _make_numpy_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") 
     return made
 
 
-def _fill_numpy_array(made: OpaqueObject, state: Any) -> None:
+def _fill_numpy_array(placeholder: OpaqueObject, state: Any) -> None:
     _, shape, kind, in_columns, data = state
     if in_columns or isinstance(data, list):  # a list holds objects
         return
     if isinstance(kind, OpaqueObject) and kind.value is not None:
         array = numpy.frombuffer(_text_to_bytes(data), kind.value).reshape(shape)
-        made.value = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+        placeholder.value = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
 def _text_to_bytes(data: Any) -> bytes:

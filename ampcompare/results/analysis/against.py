@@ -153,18 +153,20 @@ def _diverged_share_of_runs(runs: Sequence[RunOrMeanOfRuns]) -> float:
     return sum(run.runs or 1 for run in runs if run.diverged) / sum(run.runs or 1 for run in runs)
 
 
-def _runs_of_arm(table: ResultsTable, arm: str | None, which: str) -> list[RunOrMeanOfRuns]:
+def _runs_of_arm(table: ResultsTable, arm: str | None, old_or_new: str) -> list[RunOrMeanOfRuns]:
     """Return the runs of an arm; where there is one arm only, that one."""
     names = list(dict.fromkeys(run.arm for run in table.runs))
     if len({name.casefold() for name in names}) > 1:
         wanted = find_text_naming_same_arm(arm, names) if arm is not None else None
         if arm is None:
             raise ConfigError(
-                f"the {which} results have several arms; name one with --arm: {format_few_names(names)}"
+                f"the {old_or_new} results have several arms; name one with --arm: {format_few_names(names)}"
             )
         found = [run for run in table.runs if run.arm.casefold() == (wanted or arm).casefold()]
         if not found:
-            raise ConfigError(f"the {which} results have no arm {arm!r}; they have {format_few_names(names)}")
+            raise ConfigError(
+                f"the {old_or_new} results have no arm {arm!r}; they have {format_few_names(names)}"
+            )
         return found
     return list(table.runs)
 

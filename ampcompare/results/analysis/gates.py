@@ -146,7 +146,7 @@ def _metric_of_measure(measure: str, text: str, metrics: Sequence[Metric]) -> Me
     first = metrics[0]
     if measure == METRIC or (measure == ACCURACY and first.has_errors):
         return first
-    found = next((metric for metric in metrics if measure in (metric.name, metric.tag)), None)
+    found = next((metric for metric in metrics if measure in (metric.name, metric.identifier)), None)
     if found is None:
         alias = [ACCURACY] if first.has_errors else []
         known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, TAIL_LOSS, *COUNTS])
@@ -346,7 +346,9 @@ def _measure_metric_difference(
     here, there = values_of_side(runs), values_of_side(base_runs)
     if not here or not there:
         return None, "it was not evaluated"
-    difference = metric.shown_difference(metric.differ(statistics.fmean(here), statistics.fmean(there)))
+    difference = metric.difference_in_shown_unit(
+        metric.difference_from_reference(statistics.fmean(here), statistics.fmean(there))
+    )
     return (difference, "") if math.isfinite(difference) else (None, "it is not a number in some runs")
 
 
@@ -371,7 +373,7 @@ def _measure_memory_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunReco
 def _gate_value_text(gate: Gate, metric: Metric | None, value: float) -> str:
     if metric is None:
         return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
-    difference = metric.signed_text(value)
+    difference = metric.signed_shown_difference_text(value)
     if gate.measure == ACCURACY:
         return f"{gate.measure} {difference} points"
     return f"{metric.name} {difference} {metric.difference_unit}".rstrip()

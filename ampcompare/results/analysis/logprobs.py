@@ -180,8 +180,8 @@ def _kl_divergences(one: Sequence[float], other: Sequence[float]) -> Iterator[fl
     return (math.expm1(min(ratio, 700.0)) - ratio for ratio in ratios)
 
 
-def _exceeds_floor(found: Sequence[float], floor: Sequence[float]) -> bool:
+def _exceeds_floor(distances: Sequence[float], floor: Sequence[float]) -> bool:
     """Return whether a mean exceeds that of the floor by the margin and by chance, token by token."""
-    beyond = [value - (1 + MARGIN) * least for value, least in zip(found, floor, strict=True)]
+    beyond = [value - (1 + MARGIN) * least for value, least in zip(distances, floor, strict=True)]
     error = statistics.stdev(beyond) / math.sqrt(len(beyond))
     return statistics.fmean(beyond) > ERRORS * error

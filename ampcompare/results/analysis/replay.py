@@ -220,17 +220,17 @@ def _is_update_row(row: Mapping[str, Any]) -> bool:
 
 
 def _changed_and_base_tensors(
-    row: Mapping[str, Any], known: Mapping[str, Any] | None
+    row: Mapping[str, Any], base_row: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, str, Any, Any]]:
     for part, tensors in row["parts"].items():
         for name, entry in tensors.items():
-            yield part, name, entry, ((known or {}).get("parts", {}).get(part, {})).get(name)
+            yield part, name, entry, ((base_row or {}).get("parts", {}).get(part, {})).get(name)
 
 
-def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[ReplayFinding]:
+def _findings_in_row(row: Mapping[str, Any], base_row: Mapping[str, Any] | None) -> Iterator[ReplayFinding]:
     """Yield the worst of each part, functions before errors."""
     found: dict[tuple[bool, str], tuple[float, ReplayFinding]] = {}
-    for part, name, entry, first in _changed_and_base_tensors(row, known):
+    for part, name, entry, first in _changed_and_base_tensors(row, base_row):
         answer: Answer
         if row["module"] in WITHOUT_FP64:
             line = WITHOUT_FP64[row["module"]]
@@ -253,7 +253,7 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
             name,
             apart,
             first and _number_or_infinity(first["error"]),
-            _first_operation_with_other_answer(row, known, answer) if part == "fwd" else "",
+            _first_operation_with_other_answer(row, base_row, answer) if part == "fwd" else "",
         )
         key = (answer == "less exact", part)
         weight = apart / line if line else math.inf
@@ -264,14 +264,14 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
 
 
 def _first_operation_with_other_answer(
-    row: Mapping[str, Any], known: Mapping[str, Any] | None, answer: Answer
+    row: Mapping[str, Any], base_row: Mapping[str, Any] | None, answer: Answer
 ) -> str:
     """Return the first operation of a module with another fp64 answer than any of the base, or with a larger error.
 
     An operation has the answer of another one, whatever they are called and in which order they are, if size and mark
     of both agree. "" where no operation differs, or none is known, and for a module of a single one.
     """
-    mine, theirs = row.get("operations", ()), (known or {}).get("operations", ())
+    mine, theirs = row.get("operations", ()), (base_row or {}).get("operations", ())
     if len(mine) < 2 or not theirs:
         return ""
     for number, one in enumerate(mine):
@@ -320,10 +320,10 @@ def _least_error_change_that_counts(entry: Mapping[str, Any], first: Mapping[str
 
 
 def _errors_in_units(
-    row: Mapping[str, Any], known: Mapping[str, Any] | None
+    row: Mapping[str, Any], base_row: Mapping[str, Any] | None
 ) -> dict[str, tuple[float, float]]:
     units: dict[str, tuple[float, float]] = {}
-    for part, _, entry, first in _changed_and_base_tensors(row, known):
+    for part, _, entry, first in _changed_and_base_tensors(row, base_row):
         if _number_or_infinity((first or entry)["moved"]) > MOST_MOVED:
             continue  # terms that cancel out leave no digits
         unit = _rounding_unit_of_entry(entry, first) + float((first or entry).get("rounding", 0.0))
@@ -334,7 +334,7 @@ def _errors_in_units(
 
 
 def _lowest_findings_and_explained_modules(
-    findings: Sequence[ReplayFinding], tops: Mapping[str, str], losses: Set[str]
+    findings: Sequence[ReplayFinding], top_level_modules: Mapping[str, str], losses: Set[str]
 ) -> tuple[list[ReplayFinding], list[str]]:
     """Return the findings that none below explains, and the modules whose own ones are explained so.
 
@@ -349,7 +349,7 @@ def _lowest_findings_and_explained_modules(
         if one.tensor == LEFT:  # of which nothing in the step is a cause
             named.append(one)
             continue
-        below = [other for other in modules if _contains_module(one.module, other.module, tops)]
+        below = [other for other in modules if _contains_module(one.module, other.module, top_level_modules)]
         if one.module == GRADIENTS:
             below = [other for other in findings if other is not one]
         if one.module == LOSS:  # the loss may be a module that the script calls
@@ -374,7 +374,7 @@ def _largest_error(findings: Sequence[ReplayFinding]) -> float:
     return max(errors, default=0.0)
 
 
-def _contains_module(name: str, other: str, tops: Mapping[str, str]) -> bool:
+def _contains_module(name: str, other: str, top_level_modules: Mapping[str, str]) -> bool:
     if name == other:
         return False
-    return tops.get(other) == name or other.startswith(f"{name}.")
+    return top_level_modules.get(other) == name or other.startswith(f"{name}.")

@@ -24,7 +24,7 @@ from ampcompare.results.records.document import ArmLabel, FrozenRecord, Number, 
 from ampcompare.results.records.evaluation import PrecisionRow
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import UNJUDGED, Verdict, fields_of_verdict_words
+from ampcompare.results.records.verdict import UNJUDGED, Verdict, verdict_fields_from_words
 
 # 2: verdicts were words, with their effects in fields of the row; 1: of image classification only
 REPORT_SCHEMA = 3
@@ -130,7 +130,7 @@ class _ResultRow(FrozenRecord):
             value = new.pop(name)
             new[quantity] = {
                 **new.get(quantity, {}),
-                **({field: value} if field else fields_of_verdict_words(value)),
+                **({field: value} if field else verdict_fields_from_words(value)),
             }
         return new
 
@@ -402,11 +402,11 @@ def _metric_of_older_table(table: Mapping[str, Any]) -> dict[str, Any]:
 def _row_as_text(row: ArmSummary, reference: str, metric: Metric) -> str:
     facts = [row.status]
     if row.metric_mean is not None:
-        facts.append(f"{metric.name} {metric.text(row.metric_mean)}")
+        facts.append(f"{metric.name} {metric.value_text(row.metric_mean)}")
     if row.arm == reference:
         facts.append("the reference")
     else:
-        facts += [f"{metric.quality} {row.quality}"] if row.quality else []
+        facts += [f"{metric.quality_noun} {row.quality}"] if row.quality else []
         facts += [f"{row.valid_time_ratio:.2f}x its step time"] if row.valid_time_ratio is not None else []
         facts += [f"time {row.time}"] if row.time else []
     return f"{row.arm}: {', '.join(fact for fact in facts if fact)}"

@@ -53,19 +53,19 @@ class Metric(FrozenRecord):
         return self.is_count and self.better == "higher"
 
     @property
-    def quality(self) -> str:
+    def quality_noun(self) -> str:
         """The name of the measured quantity in sentences: accuracy for top-1, else the metric's name."""
         return "accuracy" if self.name == "top-1" else self.name
 
     @property
-    def head(self) -> str:
+    def column_head(self) -> str:
         """The head of a column of shown values, with the unit."""
         if not self.unit or self.unit in self.name:
             return self.name
         return f"{self.name} %" if self.unit == "%" else f"{self.name} ({self.unit})"
 
     @property
-    def tag(self) -> str:
+    def identifier(self) -> str:
         """The name as one word of letters, digits and underscores, such as `top1` or `bits_per_byte`."""
         return re.sub(r"[^A-Za-z0-9]+", "_", self.name.replace("-", "")).strip("_") or "metric"
 
@@ -82,7 +82,7 @@ class Metric(FrozenRecord):
         return f" {self.difference_unit}" if self.difference_unit else ""
 
     @property
-    def difference_head(self) -> str:
+    def difference_column_head(self) -> str:
         """The head of a column of shown differences."""
         unit = self.difference_unit
         return f"Δ {self.name}" + (f" ({unit})" if unit and f"({unit})" not in self.name else "")
@@ -92,7 +92,7 @@ class Metric(FrozenRecord):
         """Decimals of a shown difference."""
         return self.decimals if self.difference == "points" else 2
 
-    def differ(self, value: float, reference: float) -> float:
+    def difference_from_reference(self, value: float, reference: float) -> float:
         """Return how a stored value differs from the reference's; above 0 where it is larger.
 
         A ratio to a value that is not above 0 is NaN.
@@ -119,12 +119,12 @@ class Metric(FrozenRecord):
         return value if self.better == "higher" else -value
 
     def difference_from_score_difference(self, scores: float) -> float:
-        """Return a difference as `differ` gives it, from a difference of scores."""
+        """Return a difference as `difference_from_reference` gives it, from a difference of scores."""
         signed = scores if self.better == "higher" else -scores
         return math.expm1(signed) if self.difference == "ratio" else signed
 
     def score_difference_from_difference(self, difference: float) -> float:
-        """Return a difference of scores from one as `differ` gives it: the way back of the other method."""
+        """Return a difference of scores from one as `difference_from_reference` gives it."""
         signed = math.log1p(difference) if self.difference == "ratio" else difference
         return signed if self.better == "higher" else -signed
 
@@ -154,7 +154,7 @@ class Metric(FrozenRecord):
         choose = max if self.better == "higher" else min
         return choose(known, default=None)
 
-    def number(self, value: float, decimals: int | None = None) -> str:
+    def value_text_without_unit(self, value: float, decimals: int | None = None) -> str:
         """Return a stored value as it is shown, without its unit.
 
         Args:
@@ -163,31 +163,31 @@ class Metric(FrozenRecord):
         """
         return format_decimal(self.factor * value, self.decimals if decimals is None else decimals)
 
-    def text(self, value: float, decimals: int | None = None) -> str:
+    def value_text(self, value: float, decimals: int | None = None) -> str:
         """Return a stored value as it is shown, with its unit.
 
         Args:
             value: as it is stored.
             decimals: digits behind the point; None for the metric's own.
         """
-        text = self.number(value, decimals)
+        text = self.value_text_without_unit(value, decimals)
         return f"{text} {self.unit}" if self.unit else text
 
-    def shown_difference(self, difference: float) -> float:
-        """Return a difference, as `differ` gives it, in the unit that is shown."""
+    def difference_in_shown_unit(self, difference: float) -> float:
+        """Return a difference, as `difference_from_reference` gives it, in the unit that is shown."""
         if self.difference == "points":
             return self.factor * difference
         return 100 * (math.expm1(difference) if self.difference == "log ratio" else difference)
 
     def difference_text(self, difference: float) -> str:
-        """Return a difference, as `differ` gives it, without its unit, such as +0.09."""
-        return self.signed_text(self.shown_difference(difference))
+        """Return a difference, as `difference_from_reference` gives it, without its unit, such as +0.09."""
+        return self.signed_shown_difference_text(self.difference_in_shown_unit(difference))
 
-    def difference_with_unit(self, difference: float) -> str:
-        """Return a difference, as `differ` gives it, with its unit, such as `+0.09 pp`."""
+    def difference_text_with_unit(self, difference: float) -> str:
+        """Return a difference, as `difference_from_reference` gives it, with its unit, such as `+0.09 pp`."""
         return f"{self.difference_text(difference)}{self.difference_suffix}"
 
-    def signed_text(self, shown: float) -> str:
+    def signed_shown_difference_text(self, shown: float) -> str:
         """Return a difference that is in the shown unit already, without its unit, such as +0.09."""
         return format_decimal(shown, self.difference_decimals, "+")
 

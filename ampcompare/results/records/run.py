@@ -309,7 +309,7 @@ def lost_statistics_text(layers: Sequence[str]) -> str:
     )
 
 
-def remarks_of_script(record: "RunRecord") -> list[str]:
+def script_fault_remarks(record: "RunRecord") -> list[str]:
     """Return what goes wrong by the lines of a run's script, also statistics that it lost and did not diverge by."""
     if record.script is None:
         return []
@@ -413,7 +413,7 @@ class RunRecord(ShownInNotebook, FrozenRecord):
     def __str__(self) -> str:
         """Return the outcome in a line; the fields have the rest."""
         final = self.summary.metric_final
-        reached = "" if final is None else f", {self.metric.name} {self.metric.text(final)}"
+        reached = "" if final is None else f", {self.metric.name} {self.metric.value_text(final)}"
         failure = f" ({self.error})" if self.error else ""
         return f"{self.arm}, seed {self.config.recipe.seed}: {self.status}{reached}{failure}"
 

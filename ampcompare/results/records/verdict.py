@@ -1,4 +1,4 @@
-"""The verdict on an arm in one quantity, as data. Its words are made here; only `fields_of_verdict_words`
+"""The verdict on an arm in one quantity, as data. Its words are made here; only `verdict_fields_from_words`
 takes them apart, for reports of older schemas, which hold nothing else.
 """
 
@@ -155,10 +155,10 @@ class Verdict(FrozenRecord):
         return self.model_copy(update={"kind": "conditional", "among": self.kind, "survivors": survivors})
 
 
-def fields_of_verdict_words(text: str) -> dict[str, Any]:
+def verdict_fields_from_words(text: str) -> dict[str, Any]:
     """Return the fields of a verdict of which an older report holds the words alone."""
     if match := CONDITIONAL.fullmatch(text):
-        inner = fields_of_verdict_words(match["inner"])
+        inner = verdict_fields_from_words(match["inner"])
         survivors = int(match["some"]), int(match["all"])
         return {**inner, "kind": "conditional", "among": inner["kind"], "survivors": survivors}
     match = OLDER.fullmatch(text)

@@ -90,7 +90,12 @@ def column_of_run_means(
 
 def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
     """Return a value of a metric without its unit, with its standard deviation, if known; "-" without one."""
-    return "-" if value is None else metric.number(value) + ("" if sd is None else f" ± {metric.number(sd)}")
+    return (
+        "-"
+        if value is None
+        else metric.value_text_without_unit(value)
+        + ("" if sd is None else f" ± {metric.value_text_without_unit(sd)}")
+    )
 
 
 def _number_text(value: float | None, form: str) -> str:
@@ -162,7 +167,7 @@ def effect_format(quantity: Quantity, comparison: Comparison) -> EffectFormat:
         return EffectFormat(lambda difference: 100 * difference, limits)
     if metric.difference == "points":
         limits = (-margin, 0.0, margin)
-    return EffectFormat(metric.shown_difference, limits, metric.difference_decimals)
+    return EffectFormat(metric.difference_in_shown_unit, limits, metric.difference_decimals)
 
 
 def effect_text(row: ArmSummary, quantity: Quantity, comparison: Comparison) -> str:
@@ -221,8 +226,10 @@ def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final and the best value of the metric that verdicts are about."""
     metric = comparison.metric
     return {
-        metric.head: column_of_summary(lambda row: metric_text(metric, row.metric_mean, row.metric_sd)),
-        f"best {metric.head}": column_of_summary(lambda row: metric_text(metric, row.metric_best)),
+        metric.column_head: column_of_summary(
+            lambda row: metric_text(metric, row.metric_mean, row.metric_sd)
+        ),
+        f"best {metric.column_head}": column_of_summary(lambda row: metric_text(metric, row.metric_best)),
     }
 
 
@@ -230,10 +237,12 @@ def _other_metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
     means = {
-        one.head: column_of_run_means(partial(final_metric_value, name=one.name), partial(metric_text, one))
+        one.column_head: column_of_run_means(
+            partial(final_metric_value, name=one.name), partial(metric_text, one)
+        )
         for one in others
     }
-    return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
+    return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.column_head}
 
 
 def _throughput_text(row: ArmSummary) -> str:
@@ -318,7 +327,7 @@ def verdict_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the columns of the table of verdicts, by their heads."""
     metric = comparison.metric
     heads: dict[Quantity, tuple[str, str]] = {
-        "quality": (metric.difference_head, f"{metric.quality} verdict"),
+        "quality": (metric.difference_column_head, f"{metric.quality_noun} verdict"),
         "time": ("rel. time", "time verdict"),
         "loss": ("Δ tail loss (%)", "tail loss verdict"),
     }

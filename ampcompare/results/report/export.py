@@ -123,7 +123,7 @@ def _tracked_values_of_step(step: StepRecord, skipped: int) -> dict[str, float]:
 
 def _tracked_values_of_epoch(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
     values = {
-        f"eval/{metric.tag}": epoch.values[metric.name]
+        f"eval/{metric.identifier}": epoch.values[metric.name]
         for metric in record.metrics
         if metric.name in epoch.values
     }

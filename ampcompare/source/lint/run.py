@@ -111,7 +111,7 @@ def _make_selection(file: Path, table: Any) -> LintSelection:
 
 
 def lint_files(
-    files: Iterable[Path], selection: LintSelection, *, fix: bool = False, named: Collection[Path] = ()
+    files: Iterable[Path], selection: LintSelection, *, fix: bool = False, named_files: Collection[Path] = ()
 ) -> Report:
     """Return what is found in files; one that cannot be read does not keep the others from being examined.
 
@@ -119,13 +119,15 @@ def lint_files(
         files: Python files and notebooks.
         selection: which codes are reported.
         fix: whether to correct what surely can be, in the files; the report has what is left.
-        named: files that must be Python, whether a rule has anything to say of them or not.
+        named_files: files that must be Python, whether a rule has anything to say of them or not.
     """
     report = Report()
     if fix:
-        parts: Iterable[Report] = (_examine_file(path, selection, named, fix=True) for path in files)
+        parts: Iterable[Report] = (_examine_file(path, selection, named_files, fix=True) for path in files)
     else:
-        parts = map_files(functools.partial(_examine_file, selection=selection, named=named), list(files))
+        parts = map_files(
+            functools.partial(_examine_file, selection=selection, named_files=named_files), list(files)
+        )
     for part in parts:
         report.files += part.files
         report.fixed += part.fixed
@@ -135,12 +137,12 @@ def lint_files(
 
 
 def _examine_file(
-    path: Path, selection: LintSelection, named: Collection[Path], *, fix: bool = False
+    path: Path, selection: LintSelection, named_files: Collection[Path], *, fix: bool = False
 ) -> Report:
     report = Report()
     try:
         with _pause_garbage_collection():
-            _lint_file(path, selection, fix, report, must_parse=path in named)
+            _lint_file(path, selection, fix, report, must_parse=path in named_files)
     except FileFault as error:
         report.unread.append(UnreadFile(path, str(error)))
     except SourceInvalid as error:

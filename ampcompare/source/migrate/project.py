@@ -25,7 +25,7 @@ from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_t
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
 from ampcompare.source.syntax import SourceInvalid, parse_tree
-from ampcompare.source.versions import Versions, known_versions
+from ampcompare.source.versions import Versions, installed_or_given_versions
 
 # Without one of these a file is not parsed; a null byte means text in UTF-16, or no text.
 SIGNS = (
@@ -76,7 +76,7 @@ class FileMigration(ShownInNotebook):
         return self.is_changed and self.migration is not None and ADAPTER in self.migration.text
 
     @property
-    def is_marked_alone(self) -> bool:
+    def has_only_comments_added(self) -> bool:
         """Whether nothing of the text changes but comments on the lines that are left by hand."""
         if not self.is_changed or self.document is None or self.migration is None:
             return False
@@ -84,7 +84,7 @@ class FileMigration(ShownInNotebook):
         return lines == self.document.text.splitlines()
 
     @property
-    def loads_state(self) -> bool:
+    def loads_scaler_state(self) -> bool:
         """Whether the rewritten text loads the state of a scaler from files of Apex too."""
         return self.migration is not None and FROM_APEX in self.migration.text
 
@@ -95,7 +95,7 @@ class FileMigration(ShownInNotebook):
         return bool(ModuleImports(module).imports) or any(alias.name == "*" for _, alias, _ in module.imports)
 
     @property
-    def by_hand(self) -> int:
+    def num_lines_by_hand(self) -> int:
         """How many lines are left by hand."""
         found = [] if self.migration is None else self.migration.findings
         return sum(each.kind == BY_HAND for each in found)
@@ -109,7 +109,7 @@ class FileMigration(ShownInNotebook):
         done = "to be rewritten for torch.amp" if self.is_changed else "nothing to rewrite"
         if self.reason:
             done = f"takes the adapter, since {self.reason}"
-        return f"{self.path}: {done}, {self.by_hand} lines left by hand"
+        return f"{self.path}: {done}, {self.num_lines_by_hand} lines left by hand"
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return the place, kind and message of each finding."""
@@ -175,7 +175,7 @@ def migrate_file(
         imports = ImportIndex() if imports is None else imports
         migration, around = None, Neighbors(path, imports)
         if may_use_apex(document.text):
-            migration = migrate_text(document.text, around, versions or known_versions())
+            migration = migrate_text(document.text, around, versions or installed_or_given_versions())
             module = around.module_of_text(document.text)
             named = findings_of_texts_naming_apex(module) + findings_of_library_requests(module)
             migration = replace(migration, findings=sorted({*migration.findings, *named}))
@@ -186,7 +186,9 @@ def migrate_file(
         if OLD_NAMES.search(document.text) and not around.runs_with_adapter(
             around.module_of_text(document.text)
         ):  # which leaves all but imports as they are
-            migration = _renew_deprecated_names(document.text, migration, versions or known_versions())
+            migration = _renew_deprecated_names(
+                document.text, migration, versions or installed_or_given_versions()
+            )
         return FileMigration(path, None if migration is None else document, migration)
     except SourceInvalid as error:
         where = f"line {document.position_for_user(error.line).line}: {error.kind}: " if error.line else ""

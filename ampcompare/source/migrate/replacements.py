@@ -155,7 +155,7 @@ class ApexUseRewriter:
         """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
         if isinstance(node, ast.Name) and node.id in self._switches:
             raise UnsureRewrite(self._switches[node.id], SWITCHED.format(node.id))
-        if self._may_be_of_later_star(node):
+        if self._may_be_from_later_star_import(node):
             raise UnsureRewrite(node, LATER_STAR.format(node.id if isinstance(node, ast.Name) else ""))
         if self._is_about_absence_of_apex(node):
             stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
@@ -182,7 +182,7 @@ class ApexUseRewriter:
             node, PASSED_ON.format(meaning) if meaning in MODULES else f"{meaning} has no equivalent in torch"
         )
 
-    def _may_be_of_later_star(self, node: ast.Name | ast.Attribute) -> bool:
+    def _may_be_from_later_star_import(self, node: ast.Name | ast.Attribute) -> bool:
         """Return whether a name comes from `import *` of Apex alone, and another such import follows that."""
         if not isinstance(node, ast.Name):
             return False

@@ -197,7 +197,9 @@ def _text_with_apex_on_own_lines(text: str, module: Module, names: ModuleImports
         if kinds.kind_of_object(each, module.scope_of[call]) != "scheduler":
             used.append(call)
     statements = map(module.statement_around, used)
-    crowded = [each for each in statements if not module.is_alone(each) and not isinstance(each, ast.With)]
+    crowded = [
+        each for each in statements if not module.is_alone_on_lines(each) and not isinstance(each, ast.With)
+    ]
     return text_with_statements_on_own_lines(module, crowded) if crowded else text
 
 
@@ -454,11 +456,11 @@ def _notes_on_cross_entropy_in_forward(core: ApexCore) -> list[Finding]:
 
 
 def _migrate_split_text(
-    text: str, apart: str, around: Neighbors, versions: Versions, *, alone: bool
+    text: str, split_text: str, around: Neighbors, versions: Versions, *, alone: bool
 ) -> Migration:
     """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
-    lines = origins_of_lines(text, apart)
-    result = migrate_text(apart, around, versions, alone=alone)
+    lines = origins_of_lines(text, split_text)
+    result = migrate_text(split_text, around, versions, alone=alone)
     return replace(
         result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings})
     )
@@ -503,7 +505,7 @@ def _is_try_answering(node: ast.Try) -> bool:
 
 def _are_all_cores_rewritten(around: Neighbors, module: Module) -> bool:
     """Return whether some files around have a part of Apex's core, and all of these are rewritten."""
-    others = list(around.modules_linked_to(module))
+    others = list(around.modules_sharing_training(module))
     try:
         return bool(others) and all(_is_core_rewritten(other, theirs, around) for other, theirs in others)
     except (SourceInvalid, RecursionError, ValueError):
@@ -598,7 +600,7 @@ def _join_equal_branches(text: str) -> str:
         edits = Edits(module)
         for branch in equal:
             if not any(outer in equal for outer in module.ancestors(branch)):
-                edits.unwrap_statement(branch, branch.orelse)
+                edits.replace_statement_by_body(branch, branch.orelse)
         text = edits.edited_text()
     return text
 
@@ -755,7 +757,7 @@ def _rewrite_imports(
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
     gone: set[ast.stmt] = set()
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines, complete = _imports_in_place_and_is_gone(statement, needed, twins, stars)
+        lines, complete = _new_imports_and_is_apex_gone(statement, needed, twins, stars)
         if complete and not lines:
             gone.add(statement)
             edits.remove(statement)
@@ -768,7 +770,7 @@ def _rewrite_imports(
             remove_try_of_imports(edits, node, gone)
 
 
-def _imports_in_place_and_is_gone(
+def _new_imports_and_is_apex_gone(
     statement: ast.Import | ast.ImportFrom,
     needed: set[str],
     twins: dict[tuple[ast.stmt, str], str],
@@ -819,7 +821,7 @@ def remove_try_of_imports(edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> b
         return False
     body: Block = [each for each in node.body if not edits.is_removed(each)]
     if body:
-        edits.unwrap_statement(node, node.body)
+        edits.replace_statement_by_body(node, node.body)
     else:
         edits.remove(node)
     return True

@@ -10,7 +10,7 @@ from ampcompare.base.formatting import printable_line
 from ampcompare.results.analysis.gates import VerdictGate, gate_outcomes, parse_gate
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.verdict import Verdict, fields_of_verdict_words
+from ampcompare.results.records.verdict import Verdict, verdict_fields_from_words
 from ampcompare.results.report.junit import GateOutcome, junit_xml
 from ampcompare.testing import make_comparison, make_record
 
@@ -130,7 +130,7 @@ VERDICTS = [
 def test_a_verdict_can_be_asked_for(measure: str, words: str, failing: set[str]) -> None:
     """`worse` fails what is shown to be worse and is skipped where nothing is known; other words fail the rest."""
     comparison = _comparison({})
-    verdict = Verdict(**fields_of_verdict_words(words))
+    verdict = Verdict(**verdict_fields_from_words(words))
     row = comparison.arms[1].model_copy(update={"time" if measure == "time" else "quality": verdict})
     comparison = comparison.model_copy(update={"arms": [comparison.arms[0], row]})
     gates = [parse_gate(f"{measure}:{word}") for word in ("better", "equivalent", "non-inferior", "worse")]

@@ -59,9 +59,14 @@ def test_a_judged_table_of_an_older_report() -> None:
     }
     base = {"command": "", "reference": "a", "seeds": [], "arms": [], "reading": [], "records": []}
     metric = Comparison.model_validate({**base, "judged": table}).metric
-    assert (metric.name, metric.better, metric.head, metric.difference_unit) == ("WER", "lower", "WER", "pp")
+    assert (metric.name, metric.better, metric.column_head, metric.difference_unit) == (
+        "WER",
+        "lower",
+        "WER",
+        "pp",
+    )
     accuracy = Comparison.model_validate({**base, "judged": {**table, "metric": "top-1 %"}}).metric
-    assert (accuracy.head, accuracy.difference_head) == ("top-1 %", "Δ top-1 (pp)")
+    assert (accuracy.column_head, accuracy.difference_column_head) == ("top-1 %", "Δ top-1 (pp)")
 
 
 def result(correct: Any, **changes: Any) -> EpochResult:

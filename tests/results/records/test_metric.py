@@ -28,11 +28,11 @@ def test_scores_differ_as_values_are_compared(
     metric = Metric(name="m", better=better, difference=difference)
     scores = metric.score(value) - metric.score(reference)
     assert metric.difference_from_score_difference(scores) == pytest.approx(
-        metric.differ(value, reference), rel=1e-6, abs=1e-9
+        metric.difference_from_reference(value, reference), rel=1e-6, abs=1e-9
     )
-    assert metric.score_difference_from_difference(metric.differ(value, reference)) == pytest.approx(
-        scores, rel=1e-6, abs=1e-9
-    )
+    assert metric.score_difference_from_difference(
+        metric.difference_from_reference(value, reference)
+    ) == pytest.approx(scores, rel=1e-6, abs=1e-9)
     if abs(scores) > 1e-9:
         assert (scores > 0) == metric.is_better(value, reference)
 
@@ -54,7 +54,11 @@ def test_how_differences_are_written() -> None:
         "kg",
         "0.2 kg",
     )
-    assert (TOP1.difference_text(-0.00001), TOP1.number(-0.0), BITS.difference_text(-1e-6)) == (
+    assert (
+        TOP1.difference_text(-0.00001),
+        TOP1.value_text_without_unit(-0.0),
+        BITS.difference_text(-1e-6),
+    ) == (
         "+0.00",
         "0.00",
         "+0.00",
@@ -65,13 +69,13 @@ def test_how_differences_are_written() -> None:
 
 def test_heads_and_tags() -> None:
     """A column's head has the unit once; a tag is one word."""
-    assert [metric.head for metric in (TOP1, BITS, ERROR)] == ["top-1 %", "bits per byte", "RMSE (kg)"]
-    assert [metric.difference_head for metric in (TOP1, BITS, ERROR)] == [
+    assert [metric.column_head for metric in (TOP1, BITS, ERROR)] == ["top-1 %", "bits per byte", "RMSE (kg)"]
+    assert [metric.difference_column_head for metric in (TOP1, BITS, ERROR)] == [
         "Δ top-1 (pp)",
         "Δ bits per byte (%)",
         "Δ RMSE (kg)",
     ]
-    assert [metric.tag for metric in (TOP1, TOP5, BITS, Metric(name="Ø"))] == [
+    assert [metric.identifier for metric in (TOP1, TOP5, BITS, Metric(name="Ø"))] == [
         "top1", "top5", "bits_per_byte", "metric",
     ]  # fmt: skip
 
@@ -91,4 +95,4 @@ def test_the_best_is_in_the_right_direction() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_value_without_a_ratio_has_no_score(value: float) -> None:
     assert math.isnan(BITS.score(value))
-    assert math.isnan(BITS.differ(value, 1.0))
+    assert math.isnan(BITS.difference_from_reference(value, 1.0))

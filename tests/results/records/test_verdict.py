@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 
 from ampcompare.results.records.comparison import ArmSummary
-from ampcompare.results.records.verdict import KEPT, OPEN, UNJUDGED, Kind, Verdict, fields_of_verdict_words
+from ampcompare.results.records.verdict import KEPT, OPEN, UNJUDGED, Kind, Verdict, verdict_fields_from_words
 
 # (fields, words, what a narrow column shows)
 TABLE: list[tuple[dict[str, Any], str, str]] = [
@@ -49,11 +49,11 @@ def test_words(fields: dict[str, Any], words: str, word: str) -> None:
     """A verdict gives its words, and the words of an older report give the verdict."""
     verdict = Verdict(**fields)
     assert (str(verdict), verdict.word, bool(verdict)) == (words, word, bool(words))
-    assert Verdict(**fields_of_verdict_words(words)) == verdict
+    assert Verdict(**verdict_fields_from_words(words)) == verdict
 
 
 def test_unknown_words_are_kept_as_a_reason() -> None:
-    assert str(Verdict(**fields_of_verdict_words("as good as new"))) == "no verdict (as good as new)"
+    assert str(Verdict(**verdict_fields_from_words("as good as new"))) == "no verdict (as good as new)"
 
 
 def test_what_rests_on_no_seed_is_not_conditional() -> None:

@@ -94,7 +94,7 @@ def test_a_mistake_of_the_script_stays_with_a_note(tmp_path: Path) -> None:
     assert [line.partition(": ")[2] for line in result.lines()] == [
         "note: line 8 of the result: AMP213: `optimizer` steps after it, in line 9"
     ]
-    assert result.by_hand == 0
+    assert result.num_lines_by_hand == 0
 
 
 def test_a_mistake_that_only_the_result_has_is_left_by_hand(
@@ -141,7 +141,7 @@ def test_amp_that_another_file_passes_on_is_left_by_hand(tmp_path: Path, line: s
         "scale_loss is called on what no import of this file makes apex.amp, and it may lead there"
     ]
     path.write_text(path.read_text().replace("shared", "mxnet.contrib"))
-    assert not migrate_file(path).by_hand or "*" in line
+    assert not migrate_file(path).num_lines_by_hand or "*" in line
 
 
 def test_a_file_that_initializes_is_found_in_another_folder_of_the_project(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_a_question_for_apex_stays_where_a_file_that_asks_it_does(tmp_path: Path
         "        loss.backward()\n    optimizer.step()\n"
     )
     script.write_text(text)
-    assert not migrate_file(script).by_hand
+    assert not migrate_file(script).num_lines_by_hand
     assert [each.kind for each in migrate_file(asked).migration.findings] == ["note"]
     script.write_text(text.replace("model, optimizer)\nfor", "model, optimizer, **options)\nfor"))
-    assert migrate_file(script).by_hand
+    assert migrate_file(script).num_lines_by_hand
     (finding,) = migrate_file(asked).migration.findings
     assert finding.message.startswith("train.py is left by hand and imports Apex")
     assert "import amp" in migrate_file(asked).migration.text

@@ -169,7 +169,7 @@ def _averaged_weights_sentences(by_arm: Mapping[str, Sequence[RunRecord]], metri
     for arm, records in by_arm.items():
         reached = [record.summary.ema_metric_final for record in records if record.status == "completed"]
         if known := [value for value in reached if value is not None]:
-            shown.append(f"{arm} {metric.text(statistics.fmean(known))}")
+            shown.append(f"{arm} {metric.value_text(statistics.fmean(known))}")
     if shown:
         name = capitalize_sentence(metric.name)
         yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(shown)}."

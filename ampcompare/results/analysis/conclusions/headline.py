@@ -126,14 +126,14 @@ def recommendation_sentence(row: ArmSummary, comparison: Comparison) -> str:
     reference, metric = comparison.reference, comparison.metric
     samples = validation_samples_caveat([row], comparison)
     if row.quality.kind == "better":
-        kept = f"better {metric.quality} than {reference} ({difference_interval_text(row, metric)}){samples}"
+        kept = f"better {metric.quality_noun} than {reference} ({difference_interval_text(row, metric)}){samples}"
     elif row.quality.kind == "identical":
         kept = f"identical to {reference}"
     else:
         side = "within ±" if row.quality.kind == "equivalent" else "margin "
-        change = metric.difference_with_unit(row.quality.effect or 0)
+        change = metric.difference_text_with_unit(row.quality.effect or 0)
         kept = (
-            f"{metric.quality} of {reference} kept (Δ {change}, {side}{metric.margin_text(comparison.margin)}"
+            f"{metric.quality_noun} of {reference} kept (Δ {change}, {side}{metric.margin_text(comparison.margin)}"
             f"{'; ' * bool(row.quality.update_counts_text)}{row.quality.update_counts_text}){samples}"
         )
     gains = []
@@ -188,7 +188,7 @@ def _sentences_on_only_arm(
         return
     seeds = f"{number_word(row.completed)} seed{'s' if row.completed > 1 else ''}"
     metric = comparison.metric
-    reached = f"{metric.text(row.metric_mean)} {metric.name}"
+    reached = f"{metric.value_text(row.metric_mean)} {metric.name}"
     yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
 
 
@@ -215,7 +215,9 @@ def _mixed_engines_sentence(comparison: Comparison, by_arm: Mapping[str, Sequenc
     return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."
 
 
-def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names: ArmNaming) -> Iterable[str]:
+def _quality_sentences(
+    comparison: Comparison, rows: Sequence[ArmSummary], naming: ArmNaming
+) -> Iterable[str]:
     """Yield the decided results of these rows, then the open ones, then what could not be compared.
 
     Args:
@@ -224,42 +226,42 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
     reference = comparison.reference
 
     def rows_of_kind(*kinds: Kind) -> list[ArmSummary]:
-        return [row for row in rows if row.arm not in names.said and row.quality.kind in kinds]
+        return [row for row in rows if row.arm not in naming.said and row.quality.kind in kinds]
 
     tried = [row for row in rows_of_kind("identical") if row.pairs >= MIN_PAIRS]
     if tested := rows_of_kind("equivalent", "non-inferior"):
         yield _sentence_on_kept_quality(
-            [row for row in rows if row in tried or row in tested], comparison, names
+            [row for row in rows if row in tried or row in tested], comparison, naming
         )
     if same := [row.arm for row in rows_of_kind("identical")]:
         yield (
-            f"{names.sentence_beginning(same, 'is', 'are')} identical to {reference}, every loss and all "
+            f"{naming.sentence_beginning(same, 'is', 'are')} identical to {reference}, every loss and all "
             "weights to the last bit."
         )
     for kind in ("better", "worse"):
         if different := rows_of_kind(kind):
             yield _sentence_on_difference(kind, different, comparison)
-            names.said.update(row.arm for row in different)
-    yield from _sentences_on_undecided_arms(rows_of_kind(*OPEN), comparison, names)
+            naming.said.update(row.arm for row in different)
+    yield from _sentences_on_undecided_arms(rows_of_kind(*OPEN), comparison, naming)
     for row in rows_of_kind("conditional"):
         some, total = row.quality.survivors or (0, 0)
         yield (
             f"{row.arm} is {row.quality.on_survivors} only on the {some} of {total} seeds that both it and "
             f"{reference} completed, so it is not recommended."
         )
-        names.said.add(row.arm)
+        naming.said.add(row.arm)
     if apart := rows_of_kind("not comparable"):
         why = _first_reason_noting_others(row.quality.detail for row in apart)
-        yield f"Not compared with {reference}: {names.names_in_sentence([row.arm for row in apart])} ({why})."
+        yield f"Not compared with {reference}: {naming.names_in_sentence([row.arm for row in apart])} ({why})."
     for row in rows_of_kind("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
-        names.said.add(row.arm)
+        naming.said.add(row.arm)
     for word, arms in _group_arms_by_reason(
         (str(row.quality), row) for row in rows_of_kind("learned nothing")
     ).items():
-        yield f"{names.sentence_beginning(arms, word, word)}."
+        yield f"{naming.sentence_beginning(arms, word, word)}."
     for reason, arms in _group_arms_by_reason(_reasons_and_rows_without_pairs(comparison, rows)).items():
-        yield f"No verdict on {names.names_in_sentence(arms)}: {reason}."
+        yield f"No verdict on {naming.names_in_sentence(arms)}: {reason}."
 
 
 def _group_arms_by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str, list[str]]:
@@ -281,7 +283,7 @@ def _reasons_and_rows_without_pairs(
 ) -> Iterable[tuple[str, ArmSummary]]:
     """Yield each row that has runs and no verdict, with why it has no pair."""
     quality, measured = (
-        comparison.metric.quality,
+        comparison.metric.quality_noun,
         {row.arm for row in comparison.arms if row.metric_mean is not None},
     )
     for row in rows:
@@ -296,7 +298,7 @@ def _reasons_and_rows_without_pairs(
             yield "no seed was completed by both sides" if is_measured else f"no {quality} was measured", row
 
 
-def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming) -> str:
+def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison, naming: ArmNaming) -> str:
     """Return that these rows keep the quality, and which of them are identical."""
     metric = comparison.metric
     tested = [row for row in rows if row.quality.kind != "identical"]
@@ -309,8 +311,8 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
     identical = (
         f"; {names_text(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     )
-    keep = names.sentence_beginning([row.arm for row in rows], "keeps", "keep")
-    what = f"{comparison.reference}'s {metric.quality}{validation_samples_caveat(tested, comparison)}"
+    keep = naming.sentence_beginning([row.arm for row in rows], "keeps", "keep")
+    what = f"{comparison.reference}'s {metric.quality_noun}{validation_samples_caveat(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
 
 
@@ -328,23 +330,23 @@ def _differences_or_range_text(rows: Sequence[ArmSummary], metric: Metric) -> st
 def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: Comparison) -> str:
     metric = comparison.metric
     parts = [f"{row.arm} ({difference_interval_text(row, metric)})" for row in rows]
-    how = f"{kind} in {metric.quality} than"
-    if metric.quality == "accuracy":
+    how = f"{kind} in {metric.quality_noun} than"
+    if metric.quality_noun == "accuracy":
         how = f"{'more' if kind == 'better' else 'less'} accurate than"
     verb = "is" if len(rows) == 1 else "are"
     return f"{names_text(parts)} {verb} {how} {comparison.reference}{validation_samples_caveat(rows, comparison)}."
 
 
 def _sentences_on_undecided_arms(
-    rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming
+    rows: Sequence[ArmSummary], comparison: Comparison, naming: ArmNaming
 ) -> Iterable[str]:
     """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
     metric = comparison.metric
     few = [row for row in rows if row.quality.kind == "few seeds"]
     if few:
         seeds = max(row.pairs for row in few)
-        whose = names.names_in_sentence([row.arm for row in few])
-        whose = "between arms" if len(few) == len(names.everyone) else f"of {whose}"
+        whose = naming.names_in_sentence([row.arm for row in few])
+        whose = "between arms" if len(few) == len(naming.everyone) else f"of {whose}"
         what = "run" if comparison.judged else "seed"
         noun = f"One {what}" if seeds == 1 else f"{number_word(seeds).capitalize()} {what}s"
         yield f"{noun}: differences {whose} cannot be distinguished from run-to-run noise."
@@ -353,11 +355,11 @@ def _sentences_on_undecided_arms(
         noun = "the interval reaches" if len(tested) == 1 else "their intervals reach"
         shown = f" ({difference_interval_text(tested[0], metric)})" if len(tested) == 1 else ""
         width = f"±{comparison.margin:g}{metric.difference_suffix}"
-        arms = names.names_in_sentence([row.arm for row in tested])
+        arms = naming.names_in_sentence([row.arm for row in tested])
         yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
     others = [row for row in rows if row.quality.kind == "inconclusive" and row not in tested]
     for why, undecided in _group_arms_by_reason((row.quality.detail, row) for row in others).items():
-        yield f"Inconclusive for {names.names_in_sentence(undecided)}{f': {why}' if why else ''}."
+        yield f"Inconclusive for {naming.names_in_sentence(undecided)}{f': {why}' if why else ''}."
 
 
 def _divergence_and_failure_sentences(
@@ -484,7 +486,7 @@ def _sentence_on_twin_distance(
     by = "no more than the rounding of its values, " * is_equal
     end = (
         f"{comparison.reference} again from weights changed by 1/512 differs by {by}"
-        f"{metric.difference_with_unit(floor)}"
+        f"{metric.difference_text_with_unit(floor)}"
     )
     if not below:
         return f"{end}: smaller differences cannot be told."

@@ -88,7 +88,7 @@ def validation_samples_caveat(rows: Sequence[ArmSummary], comparison: Comparison
 def difference_interval_text(row: ArmSummary, metric: Metric) -> str:
     """Return a difference with the interval of the test that decided on it, and updates that may explain it."""
     its = row.quality
-    shown = f"Δ {metric.difference_with_unit(its.effect or 0)}"
+    shown = f"Δ {metric.difference_text_with_unit(its.effect or 0)}"
     if its.low is not None and its.high is not None:
         shown += f", {metric.difference_text(its.low)} to {metric.difference_text(its.high)}"
     return "; ".join(filter(None, [shown, its.update_counts_text]))

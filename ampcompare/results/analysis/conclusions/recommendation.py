@@ -42,7 +42,7 @@ def none_recommended_sentences(
     rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric
 ) -> Iterable[str]:
     """Yield why no arm is recommended; nothing where one is, or where there is none besides the reference."""
-    rows, quality = [row for row in rows if row.arm != reference], metric.quality
+    rows, quality = [row for row in rows if row.arm != reference], metric.quality_noun
     if not rows or recommended_arms(rows, prefer, metric):
         return
     if prefer == "accuracy":

@@ -214,7 +214,9 @@ def _evaluation_precision_row(
     if not measured:
         return row
     values, owns = [value for value, *_ in measured], [own for _, own, _ in measured]
-    differences = [metric.differ(value, own) for value, own in zip(values, owns, strict=True)]
+    differences = [
+        metric.difference_from_reference(value, own) for value, own in zip(values, owns, strict=True)
+    ]
     low, high = _difference_interval(values, owns, min(result.samples for *_, result in measured), metric)
     return row.model_copy(
         update={

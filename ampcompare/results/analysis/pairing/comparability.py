@@ -17,7 +17,7 @@ from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_ru
 from ampcompare.results.analysis.pairing.scores import unlike_metrics_reason
 from ampcompare.results.analysis.pairing.seeding import seed_shift_sentences, unlike_seed_line
 from ampcompare.results.records.evaluation import emulated_type
-from ampcompare.results.records.run import RunRecord, RunSummary, remarks_of_script
+from ampcompare.results.records.run import RunRecord, RunSummary, script_fault_remarks
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.validation import paths_and_values
@@ -468,7 +468,7 @@ def script_pairing_and_departure_sentences(records: Sequence[RunRecord], referen
     for record in ran:
         if record.script is None:
             continue
-        for note in (*record.script.notes, *remarks_of_script(record), *record.guards):
+        for note in (*record.script.notes, *script_fault_remarks(record), *record.guards):
             arms.setdefault(note, {})[record.arm] = None
     for note, names in arms.items():
         yield f"{', '.join(names)}: {note}."

@@ -347,13 +347,13 @@ def _share_percent_text(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _fits_declared_type(declared: str, types: Mapping[str, float], kept: Collection[str]) -> bool:
+def _fits_declared_type(declared: str, types: Mapping[str, float], kept_types: Collection[str]) -> bool:
     """Return whether what was seen is of the declared type, or fp32 in what is kept; nothing seen fits.
 
     Other types than those of arms are of a model in fp64, or of an optimizer with a state of its own form.
     """
     found = {name for name in types if name in FLOATS}
-    return not found or (found <= {declared, *kept} and (declared in found or bool(kept)))
+    return not found or (found <= {declared, *kept_types} and (declared in found or bool(kept_types)))
 
 
 def _has_products_in_declared_type(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:

@@ -73,14 +73,14 @@ def _has_metric_without_ratio(record: RunRecord) -> bool:
 def _why_no_better_than_chance(metric: Metric, last: EpochResult) -> str:
     value, chance = last.value, last.chance
     if not is_score(value, metric):
-        return f"{metric.name} {metric.number(value)}"
+        return f"{metric.name} {metric.value_text_without_unit(value)}"
     if chance is None:
         return ""
     spread = CHANCE_DEVIATIONS * math.sqrt(chance * (1 - chance) / last.samples) if metric.is_count else 0.0
     if metric.score(value) > metric.score(chance) + spread:
         return ""
     decimals = min(1, metric.decimals) if metric.is_count else None
-    return f"{metric.name} {metric.text(value, decimals)}, chance {metric.text(chance, decimals)}"
+    return f"{metric.name} {metric.value_text(value, decimals)}, chance {metric.value_text(chance, decimals)}"
 
 
 def learned_nothing_verdict(records: Sequence[RunRecord]) -> Verdict:
@@ -119,7 +119,7 @@ def metric_without_ratio_verdict(runs: Iterable[RunRecord]) -> Verdict:
     found = next(filter(_has_metric_without_ratio, runs), None)
     if found is None:
         return Verdict()
-    value = found.metric.number(found.summary.metric_final or 0.0)
+    value = found.metric.value_text_without_unit(found.summary.metric_final or 0.0)
     name = "NAME" if found.metric.name == LOSS else found.metric.name
     why = f"{found.metric.name} {value} has no ratio to others: take differences, --metric {name}:points"
     return Verdict(kind="not comparable", why=why)
@@ -130,7 +130,7 @@ def nan_metric_verdict(pairs: Sequence[Pair]) -> Verdict:
     arm, reference = ([run for pair in pairs if _has_nan_metric(run := pair[side])] for side in (0, 1))
     for runs in filter(None, (arm, reference)):
         metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0
-        shown = f"{metric.name} {metric.number(value)}"
+        shown = f"{metric.name} {metric.value_text_without_unit(value)}"
         if runs is arm:
             return Verdict(kind="learned nothing", share=(len(runs), len(pairs)), why=shown)
         return Verdict(
@@ -169,9 +169,7 @@ def why_margin_too_wide(runs: Sequence[RunRecord], reference: str, margin: float
     mean = statistics.fmean(gains)
     unit = metric.difference_suffix
     decimals = 1 if metric.difference_unit in ("pp", "%") else metric.difference_decimals
-    shown = (
-        f"{abs(metric.shown_difference(metric.difference_from_score_difference(mean))):.{decimals}f}{unit}"
-    )
+    shown = f"{abs(metric.difference_in_shown_unit(metric.difference_from_score_difference(mean))):.{decimals}f}{unit}"
     gain = f"only {shown} better than" if mean > 0 else "on average no better than"
     return (
         f"No verdict counts at a margin of ±{margin:g}{unit}: {reference} is {gain} guessing, so an arm that learned "

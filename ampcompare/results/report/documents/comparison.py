@@ -199,7 +199,9 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
     direction = (
-        "" if metric.quality == "accuracy" else f" {capitalize_sentence(quality)}: {metric.better} is better."
+        ""
+        if metric.quality_noun == "accuracy"
+        else f" {capitalize_sentence(quality)}: {metric.better} is better."
     )
     against = f"against {printable_line(comparison.reference, 60)}, {_pairing_text(comparison)}"
     lines = [
@@ -255,7 +257,7 @@ def column_legend(comparison: Comparison) -> str:
 def margin_words(comparison: Comparison) -> str:
     """Return the margin of the metric, with the rule that gave it and why."""
     unit = comparison.metric.difference_unit.replace("pp", "point" if comparison.margin == 1 else "points")
-    of = f"{unit} of {comparison.metric.quality}".strip()
+    of = f"{unit} of {comparison.metric.quality_noun}".strip()
     shown = f"{comparison.margin:g} {printable_line(of)}"
     rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
     return (
@@ -290,7 +292,7 @@ def _samples_of_verdicts_sentence(comparison: Comparison) -> str:
     count = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
     noun = samples_noun(comparison.records)
     what = f"this one validation {noun[:-1]}" if counts == {1} else f"these {count} validation {noun}"
-    return f"Verdicts on {comparison.metric.quality} are about {what}."
+    return f"Verdicts on {comparison.metric.quality_noun} are about {what}."
 
 
 def sample_sections(comparison: Comparison) -> Iterable[Section]:
@@ -380,7 +382,7 @@ def precision_table(comparison: Comparison) -> Table | None:
     moved = any(row.sample_difference is not None for row in rows)
     answered = any(row.disagreement is not None for row in rows)
     unit = f" ({metric.difference_unit})" if metric.difference_unit else ""
-    headers = ["arm", "evaluated in", metric.head, "own", f"Δ to own{unit}"]
+    headers = ["arm", "evaluated in", metric.column_head, "own", f"Δ to own{unit}"]
     headers += ["differing answers %"] if answered else []
     headers += [f"mean |Δ| of a sample ({metric.name})"] if moved else []
     interval = (
@@ -529,7 +531,9 @@ def _run_values_table(comparison: Comparison) -> Table:
         for name, column in columns_with_values(comparison).items()
         if column.of_run is not None
     }
-    others = list(dict.fromkeys(metric.tag for run in comparison.records for metric in run.metrics[1:]))
+    others = list(
+        dict.fromkeys(metric.identifier for run in comparison.records for metric in run.metrics[1:])
+    )
     weights = [_values_in_precisions(record) for record in comparison.records]
     of_weights = list(dict.fromkeys(name for values in weights for name in values))
     arms = {row.arm: row for row in comparison.arms}
@@ -570,7 +574,7 @@ def _run_values_row(record: RunRecord, others: Sequence[str]) -> list[object]:
         record.half,
         lr,
     ]
-    names = {metric.tag: metric.name for metric in record.metrics}
+    names = {metric.identifier: metric.name for metric in record.metrics}
     values = [getattr(record.summary, name) for name in METRIC_FIELDS]
     values += [record.summary.others_final.get(names.get(tag, "")) for tag in others]
     hidden = TIMES if invalid_time_reason(record) else ()

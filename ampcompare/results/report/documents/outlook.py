@@ -10,23 +10,23 @@ from ampcompare.results.report.document import Document, Figure, Section, Table,
 HEADS = ("arm", "word", "part", "why")
 
 
-def outlook_document(found: Outlook) -> Document:
+def outlook_document(outlook: Outlook) -> Document:
     """Return the report: the arms, the share lost by step, and what was run."""
     sections = [
-        Section("arms", [Table.from_rows(HEADS, _outlook_rows(found), caption="Arms", prose=True)]),
+        Section("arms", [Table.from_rows(HEADS, _outlook_rows(outlook), caption="Arms", prose=True)]),
         Section(
             "curve",
-            [Figure("lines", lambda: _lost_share_figure_data(found.prefix), is_bare=True)],
+            [Figure("lines", lambda: _lost_share_figure_data(outlook.prefix), is_bare=True)],
             "Share of the update lost",
         ),
-        Section("basis", [Text([_run_text(found)])]),
+        Section("basis", [Text([_run_text(outlook)])]),
     ]
-    return Document("outlook", sections, found, f"Outlook of {found.subject}", _run_text(found))
+    return Document("outlook", sections, outlook, f"Outlook of {outlook.subject}", _run_text(outlook))
 
 
-def _outlook_rows(found: Outlook) -> list[list[str]]:
+def _outlook_rows(outlook: Outlook) -> list[list[str]]:
     rows = []
-    for one in found.arms:
+    for one in outlook.arms:
         why = f"{one.why} -> {one.cure}" if one.cure else one.why
         rows.append([printable_line(one.arm, 60), one.word, one.part or "-", printable_line(why, 400) or "-"])
     return rows
@@ -67,15 +67,15 @@ def _total_text(prefix: WatchedFirstSteps) -> str:
     return f"of {prefix.total} in all, by {prefix.total_from}" if prefix.total_from else ""
 
 
-def _run_text(found: Outlook) -> str:
+def _run_text(outlook: Outlook) -> str:
     """Return what was run, and what it does not cover."""
-    prefix = found.prefix
+    prefix = outlook.prefix
     words = [f"{format_count(prefix.steps, 'step')} in fp32"]
     words.append(_total_text(prefix))
     words.append(f"learning rates ahead: {prefix.basis}" if prefix.basis else "the learning rate stays")
-    if found.twin is not None:
+    if outlook.twin is not None:
         words.append(
-            f"a twin from weights changed by 1/512 differs by {format_rough_percent_number(found.twin)} %"
+            f"a twin from weights changed by 1/512 differs by {format_rough_percent_number(outlook.twin)} %"
         )
     sentence = "; ".join(filter(None, words))
     return f"{sentence[0].upper()}{sentence[1:]}. Not covered: evaluation, and what these steps did not run."

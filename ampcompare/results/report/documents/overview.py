@@ -11,7 +11,7 @@ from ampcompare.results.analysis.pairing.declared import sentences_on_types_not_
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import remarks_of_script
+from ampcompare.results.records.run import script_fault_remarks
 from ampcompare.results.records.verdict import OPEN, UNJUDGED
 from ampcompare.results.report.columns import (
     INVALID,
@@ -126,7 +126,7 @@ RATIO = ArmColumn(
 
 
 def _columns_of_quality(metric: Metric) -> list[ArmColumn]:
-    head, difference = printable_line(metric.head), printable_line(metric.difference_head)
+    head, difference = printable_line(metric.column_head), printable_line(metric.difference_column_head)
     return [
         ArmColumn(head, cell=_quality_cell, shorten=7, shortened=f"sd of {printable_line(metric.name)}"),
         ArmColumn(difference, cell=_difference_cell, needs_others=True),
@@ -228,7 +228,7 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
         if record.arm == row.arm and record.ledger is not None:
             ran += sentences_on_types_not_of_arm(record.config.parsed_arm.roles, record.ledger)
         if record.arm == row.arm:
-            remarks = (*record.guards, *remarks_of_script(record))
+            remarks = (*record.guards, *script_fault_remarks(record))
             ran += [printable_line(text, 2 * LONGEST) for text in remarks]
     return [_status_text(row), reason, time, *its, memory, *_texts_with_ranges_of_shares(ran)]
 

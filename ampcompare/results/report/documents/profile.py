@@ -168,14 +168,14 @@ def _rows_of_memory_by_layer_kind(arms: Sequence[ArmProfile]) -> list[list[str]]
 
 
 def _rows_of_largest_parts(
-    arms: Sequence[ArmProfile], found: Sequence[Sequence[tuple[tuple[str, ...], float]]]
+    arms: Sequence[ArmProfile], seconds_by_part_of_arms: Sequence[Sequence[tuple[tuple[str, ...], float]]]
 ) -> list[list[str]]:
     """Return a row for each of the largest parts of any arm: its names, then its seconds in each arm."""
     seconds: dict[tuple[int, tuple[str, ...]], float] = defaultdict(float)
-    for place, parts in enumerate(found):
+    for place, parts in enumerate(seconds_by_part_of_arms):
         for key, value in parts:
             seconds[place, key] += value
-    keys = dict.fromkeys(key for parts in found for key, _ in parts[:MAX_ROWS])
+    keys = dict.fromkeys(key for parts in seconds_by_part_of_arms for key, _ in parts[:MAX_ROWS])
     return [[*key, *(_time_text(seconds[place, key], arm) for place, arm in enumerate(arms))] for key in keys]
 
 
@@ -273,7 +273,7 @@ def _bar_figure(
     title: str,
     rows: Iterable[tuple[str, float, Sequence[float]]],
     names: Sequence[str],
-    words: Callable[[float], str],
+    format_value: Callable[[float], str],
 ) -> list[Block]:
     """Return a bar for each row: an arm, its length, and the value of each of the named parts."""
     rows = list(rows)
@@ -281,9 +281,9 @@ def _bar_figure(
     bars = [
         {
             "name": printable_line(arm, 30),
-            "text": words(length),
+            "text": format_value(length),
             "segments": bar_segments(
-                names, values, longest, partial(_value_with_percent_text, words, length)
+                names, values, longest, partial(_value_with_percent_text, format_value, length)
             ),
         }
         for arm, length, values in rows
@@ -292,8 +292,8 @@ def _bar_figure(
     return [Figure("bars", lambda: {"title": title, "bars": bars, "key": key})] if bars else []
 
 
-def _value_with_percent_text(words: Callable[[float], str], length: float, value: float) -> str:
-    return f"{words(value)}, {100 * value / (length or 1):.0f} %"
+def _value_with_percent_text(format_value: Callable[[float], str], length: float, value: float) -> str:
+    return f"{format_value(value)}, {100 * value / (length or 1):.0f} %"
 
 
 def bar_segments(

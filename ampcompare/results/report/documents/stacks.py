@@ -37,19 +37,21 @@ def stack_table(comparison: Comparison) -> Table | None:
 
 
 def rows_of_environments(
-    found: Mapping[str, Mapping[str, Any]], arms: Mapping[str, Sequence[str]]
+    environments: Mapping[str, Mapping[str, Any]], arms: Mapping[str, Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
     """Return the heads and rows of a table of what differs between environments, with a column for each.
 
     Args:
-        found: facts of each environment, by its name.
+        environments: facts of each environment, by its name.
         arms: that train there.
     """
-    known = dict.fromkeys([*FIRST, *(fact for facts in found.values() for fact in facts)])
-    unlike = [fact for fact in known if len({str(facts.get(fact, NONE)) for facts in found.values()}) > 1]
-    rows = [["arms", *(", ".join(arms[name]) for name in found)]]
-    rows += [[fact, *(str(facts.get(fact, NONE)) for facts in found.values())] for fact in unlike]
-    return ["environment", *found], [[printable_line(text, MAX_WORDS) for text in row] for row in rows]
+    known = dict.fromkeys([*FIRST, *(fact for facts in environments.values() for fact in facts)])
+    unlike = [
+        fact for fact in known if len({str(facts.get(fact, NONE)) for facts in environments.values()}) > 1
+    ]
+    rows = [["arms", *(", ".join(arms[name]) for name in environments)]]
+    rows += [[fact, *(str(facts.get(fact, NONE)) for facts in environments.values())] for fact in unlike]
+    return ["environment", *environments], [[printable_line(text, MAX_WORDS) for text in row] for row in rows]
 
 
 def _stack_name(record: RunRecord) -> str:

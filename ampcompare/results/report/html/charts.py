@@ -205,16 +205,16 @@ def curve_of_differences(curve: Curve, reference: Curve) -> Curve:
     return make_curve((x, None if other is None else y - other) for x, y, other in points)
 
 
-def _evenly_chosen_indices(count: int, most: int) -> Sequence[int]:
-    """Return the indices of at most `most` of so many points, evenly chosen, with the first and the last."""
-    if count <= most:
+def _evenly_chosen_indices(count: int, max_points: int) -> Sequence[int]:
+    """Return the indices of at most `max_points` of so many points, evenly chosen, with the first and the last."""
+    if count <= max_points:
         return range(count)
-    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
+    return [round(number * (count - 1) / (max_points - 1)) for number in range(max_points)]
 
 
 def band_over_seeds(
     curves: Iterable[Curve],
-    most: int,
+    max_points: int,
     *,
     hold: bool = False,
     mean: Callable[[Sequence[float]], float] = statistics.fmean,
@@ -223,12 +223,12 @@ def band_over_seeds(
 
     Args:
         curves: one per seed; a run that stopped early counts as far as it went.
-        most: points of the result.
+        max_points: points of the result.
         hold: values jump, as loss scales do, and are not drawn between two points.
     """
     known = [curve for curve in curves if curve.x]
     furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
-    places = _evenly_chosen_indices(len(furthest.x), most)
+    places = _evenly_chosen_indices(len(furthest.x), max_points)
     positions = [furthest.x[place] for place in places]
     columns: list[list[float | None]] = []
     for curve in known:

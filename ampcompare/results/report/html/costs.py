@@ -88,9 +88,9 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     )
 
 
-def quality_over_time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
+def quality_over_time_charts(arms: Sequence[ArmRuns], reference: str, max_points: int) -> list[Chart]:
     """Return the metric over the time of training, and its final value against that time."""
-    return [_time_to_quality_chart(arms, reference, most), _quality_against_time_chart(arms)]
+    return [_time_to_quality_chart(arms, reference, max_points), _quality_against_time_chart(arms)]
 
 
 def _why_no_times(arms: Sequence[ArmRuns]) -> str:
@@ -104,15 +104,15 @@ def _cumulative_seconds_of_epochs(record: RunRecord) -> list[float]:
     return list(accumulate(epoch.train_seconds for epoch in record.summary.epochs))
 
 
-def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, max_points: int) -> Chart:
     series: list[Series] = []
     metric = common_metric_of_arms(arms)
     target, meaning = _target_quality_and_origin_sentence(arms, reference)
-    by_epoch = metric_bands_by_arm_index(arms, most)
+    by_epoch = metric_bands_by_arm_index(arms, max_points)
     for arm in arms:
         spent = band_over_seeds(
             (make_curve(enumerate(_cumulative_seconds_of_epochs(record), 1)) for record in arm.timed_runs),
-            most,
+            max_points,
         )
         reached = by_epoch[arm.index]
         if len(spent.mean) == len(reached.mean):  # a value that is not finite leaves a gap in one of them
@@ -120,13 +120,13 @@ def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
             series += band_series(arm, band, dots=len(band.x) <= 30)
     return Chart(
         "time-to-accuracy",
-        f"Time to {printable_line(metric.quality)}",
+        f"Time to {printable_line(metric.quality_noun)}",
         f"{capitalize_sentence(printable_line(metric.name))} over seconds of training, evaluation left out.{meaning}",
         "seconds of training",
         [
             ChartView(
                 "",
-                printable_line(metric.head),
+                printable_line(metric.column_head),
                 series,
                 rules=[] if target is None else [target],
                 decimals=metric.decimals,
@@ -202,7 +202,7 @@ def _why_arm_lacks_times(arm: ArmRuns) -> str:
 def _quality_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
     metric = common_metric_of_arms(arms)
-    head = f"final {printable_line(metric.head)}"
+    head = f"final {printable_line(metric.column_head)}"
     for arm in arms:
         done = [
             r.summary for r in arm.completed_runs if r.summary.metric_final is not None and r.summary.epochs
@@ -220,7 +220,7 @@ def _quality_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
-        f"{capitalize_sentence(printable_line(metric.quality))} vs. time",
+        f"{capitalize_sentence(printable_line(metric.quality_noun))} vs. time",
         f"Final {printable_line(metric.name)} and seconds of training: mean, and range over seeds."
         f"{arms_not_drawn_text(arms, drawn, _why_arm_lacks_times)}",
         "seconds of training",

@@ -40,11 +40,12 @@ def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmL
     drawn = any(track.mean is not None for track in tracks)
     return ArmLinesPlot(
         "differences",
-        f"{capitalize_sentence(printable_line(metric.quality))} against {printable_line(comparison.reference, 40)}",
+        f"{capitalize_sentence(printable_line(metric.quality_noun))} against "
+        f"{printable_line(comparison.reference, 40)}",
         f"Difference of {printable_line(metric.name)}{_difference_unit_text(metric)}, paired by seed: a dot per seed, "
         f"a diamond at the mean, and the interval of the test that decided the verdict{confidence}. The band "
         f"is the margin of ±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{better}",
-        ["arm", printable_line(metric.difference_head), "\u0394 (interval)", "verdict"],
+        ["arm", printable_line(metric.difference_column_head), "\u0394 (interval)", "verdict"],
         tracks,
         [(axis.position_of(tick), _tick_text(tick)) for tick in axis.ticks()],
         (axis.position_of(form.limits[0]), axis.position_of(form.limits[-1])),
@@ -106,7 +107,7 @@ def _metric_difference(arm: RunRecord, reference: RunRecord) -> float | None:
     here = arm.summary.metric_final
     there = reference.summary.metric_final
     if is_score(here, metric) and is_score(there, metric):
-        return metric.shown_difference(metric.differ(here, there))
+        return metric.difference_in_shown_unit(metric.difference_from_reference(here, there))
     return None
 
 

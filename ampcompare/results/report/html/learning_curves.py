@@ -45,12 +45,16 @@ class _ChartQuantity:
     dots: bool = True
 
 
-def learning_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
-    """Return the metric of verdicts, validation loss and training loss, each with at most `most` points per curve."""
+def learning_charts(arms: Sequence[ArmRuns], reference: str, max_points: int) -> list[Chart]:
+    """Return the metric of verdicts, validation loss and training loss.
+
+    Args:
+        max_points: of each curve.
+    """
     return [
-        _metric_chart(arms, reference, most),
-        _validation_loss_chart(arms, reference, most),
-        _training_loss_chart(arms, reference, most),
+        _metric_chart(arms, reference, max_points),
+        _validation_loss_chart(arms, reference, max_points),
+        _training_loss_chart(arms, reference, max_points),
     ]
 
 
@@ -77,9 +81,9 @@ def why_no_evaluation(arm: ArmRuns) -> str:
     return "failed" if arm.row.failed else "no results"
 
 
-def metric_bands_by_arm_index(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
+def metric_bands_by_arm_index(arms: Sequence[ArmRuns], max_points: int) -> dict[int, Band]:
     """Return the metric as it is shown after each epoch, over the seeds of each arm, by its index."""
-    return {arm.index: band_over_seeds(map(_metric_curve, arm.records_that_ran), most) for arm in arms}
+    return {arm.index: band_over_seeds(map(_metric_curve, arm.records_that_ran), max_points) for arm in arms}
 
 
 def common_metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
@@ -88,7 +92,7 @@ def common_metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
 
 
 def _views_and_missing_text_of_quantity(
-    arms: Sequence[ArmRuns], reference: str, most: int, quantity: _ChartQuantity
+    arms: Sequence[ArmRuns], reference: str, max_points: int, quantity: _ChartQuantity
 ) -> tuple[list[ChartView], str]:
     """Return the view of differences and the absolute one, and what to say about arms without a difference."""
     base = {
@@ -108,7 +112,7 @@ def _views_and_missing_text_of_quantity(
 
     for arm in arms:
         curves = [(record, quantity.curve(record)) for record in arm.records_that_ran]
-        absolute += series_of(arm, band_over_seeds((one for _, one in curves), most))
+        absolute += series_of(arm, band_over_seeds((one for _, one in curves), max_points))
         stops += divergence_marks(arm, curves)
         if arm.row.arm == reference:
             continue
@@ -117,7 +121,7 @@ def _views_and_missing_text_of_quantity(
             for run, one in curves
             if (seed := run.config.recipe.seed) in base
         ]
-        gap = band_over_seeds((one for _, one in paired), most)
+        gap = band_over_seeds((one for _, one in paired), max_points)
         if gap.x and not any((*gap.low, *gap.high)):
             same.append(arm.name)
             continue
@@ -146,17 +150,20 @@ def _arms_in_views(views: Sequence[ChartView]) -> set[int]:
     return {series["a"] for view in views for series in view.series}
 
 
-def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _metric_chart(arms: Sequence[ArmRuns], reference: str, max_points: int) -> Chart:
     metric = common_metric_of_arms(arms)
-    head, name = printable_line(metric.head), printable_line(metric.name)
+    head, name = printable_line(metric.column_head), printable_line(metric.name)
     unit = f" {printable_line(metric.unit)}" if metric.unit else ""
     # A curve's differences are those of the values that it shows, in their unit.
     gap_unit = " pp" if metric.factor == 100 else unit
     gap_head = f"\u0394 {name}{f' ({gap_unit.strip()})' if gap_unit and gap_unit.strip() not in name else ''}"
     views, same = _views_and_missing_text_of_quantity(
-        arms, reference, most, _ChartQuantity(_metric_curve, head, gap_head, metric.decimals, unit, gap_unit)
+        arms,
+        reference,
+        max_points,
+        _ChartQuantity(_metric_curve, head, gap_head, metric.decimals, unit, gap_unit),
     )
-    bands = metric_bands_by_arm_index(arms, most)
+    bands = metric_bands_by_arm_index(arms, max_points)
     sentence = ""
     if not _longest_curve_length(views):
         sentence = NO_EPOCH
@@ -164,7 +171,7 @@ def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
         sentence = "Each run was evaluated once, at its end, so the differences above are all there is."
     return Chart(
         "accuracy",
-        f"Validation {metric.quality}",
+        f"Validation {metric.quality_noun}",
         f"{capitalize_sentence(name)} after each epoch, paired by seed."
         f"{arms_not_drawn_text(arms, _arms_in_views(views), why_no_evaluation)}{same}",
         "epoch",
@@ -196,11 +203,11 @@ def _epoch_table(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> Table 
     return Table.from_rows(["arm", *(f"epoch {longest[index]:g}" for index in indices)], rows)
 
 
-def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, max_points: int) -> Chart:
     loss = _ChartQuantity(
         lambda record: curve_by_epoch(record, lambda epoch: epoch.loss), "loss", "\u0394 loss", can_log=True
     )
-    views, same = _views_and_missing_text_of_quantity(arms, reference, most, loss)
+    views, same = _views_and_missing_text_of_quantity(arms, reference, max_points, loss)
     few = (
         ""
         if _longest_curve_length(views) > 1
@@ -216,9 +223,9 @@ def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
     )
 
 
-def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, max_points: int) -> Chart:
     loss = _ChartQuantity(_losses_before_divergence, "loss", "\u0394 loss", can_log=True, dots=False)
-    views, same = _views_and_missing_text_of_quantity(arms, reference, most, loss)
+    views, same = _views_and_missing_text_of_quantity(arms, reference, max_points, loss)
     why = _reason_without_loss
     return Chart(
         "training-loss",

@@ -140,8 +140,8 @@ class _PageBlocks:
         """Return the table of all runs."""
         metric = self._comparison.metric
         heads = [
-            "arm", "seed", "status", printable_line(metric.head), "best %" if metric.unit == "%" else "best", "loss",
-            "step ms", "train s", "MiB", "loss scale", "skipped", "note",
+            "arm", "seed", "status", printable_line(metric.column_head), "best %" if metric.unit == "%" else "best",
+            "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note",
         ]  # fmt: skip
         records = self._comparison.records
         links = [self._logs.get(record.cell, "") for record in records]
@@ -280,7 +280,7 @@ def _parse_iso_time(text: str | None) -> datetime | None:
 
 def _stair_curves_crosses_and_plain_values(
     arms: Sequence[ArmRuns],
-    most: int,
+    max_points: int,
     curve: Callable[[RunRecord], Curve],
     is_plain: Callable[[Band], bool],
     mean: Callable[[Sequence[float]], float] = statistics.fmean,
@@ -291,7 +291,7 @@ def _stair_curves_crosses_and_plain_values(
     plain: dict[float, list[str]] = {}
     for arm in arms:
         curves = [(record, curve(record)) for record in arm.records_that_ran if record.trace]
-        band = band_over_seeds((one for _, one in curves), most, hold=True, mean=mean)
+        band = band_over_seeds((one for _, one in curves), max_points, hold=True, mean=mean)
         if band.x and is_plain(band):
             plain.setdefault(band.low[0], []).append(arm.name)
             continue
@@ -300,10 +300,10 @@ def _stair_curves_crosses_and_plain_values(
     return series, stops, plain
 
 
-def _loss_scale_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
+def _loss_scale_chart(arms: Sequence[ArmRuns], max_points: int) -> Chart:
     series, stops, constant = _stair_curves_crosses_and_plain_values(
         arms,
-        most,
+        max_points,
         lambda record: make_curve(_positive_loss_scales(record)),
         lambda band: min(band.low) == max(band.high),
         statistics.geometric_mean,
@@ -339,9 +339,9 @@ def _positive_loss_scales(record: RunRecord) -> list[tuple[int, float]]:
     return [(step, scale) for step, scale in pairs if scale > 0]
 
 
-def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
+def _skipped_steps_chart(arms: Sequence[ArmRuns], max_points: int) -> Chart:
     series, stops, plain = _stair_curves_crosses_and_plain_values(
-        arms, most, lambda record: trace_curve(record, record.trace.skipped if record.trace else []),
+        arms, max_points, lambda record: trace_curve(record, record.trace.skipped if record.trace else []),
         lambda band: not any(band.high),
     )  # fmt: skip
     without = plain.get(0.0, [])

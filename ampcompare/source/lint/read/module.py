@@ -168,7 +168,7 @@ class LintModule(Module):
         """The events of each function and of the module, those that have nothing to do with training left out."""
         tracer = EventTracer(self.index, self.kinds)
         scopes = training_scopes(self)
-        return [trace for scope in scopes if (trace := tracer.trace(scope))]
+        return [trace for scope in scopes if (trace := tracer.trace_scope(scope))]
 
     @functools.cached_property
     def amp_traces(self) -> list[Trace]:
@@ -211,7 +211,7 @@ class LintModule(Module):
                 end = self.end_of(node)
         return COMMENT_OR_TEXT.sub(lambda match: match[1] or "", "".join([*parts, self.text[end:]]))
 
-    def mentions(self, pattern: str) -> bool:
+    def code_mentions_pattern(self, pattern: str) -> bool:
         """Return whether the code matches a regular expression anywhere; comments and docstrings say nothing."""
         return re.search(pattern, self.text_without_comments) is not None
 
@@ -219,7 +219,7 @@ class LintModule(Module):
         """Return whether a node stands under an `if` of its function."""
         return any(isinstance(outer, ast.If) for outer in self.nodes_up_to_function(node))
 
-    def finding(self, code: str, node: ast.AST, message: str, edits: tuple[Edit, ...] = ()) -> Finding:
+    def make_finding(self, code: str, node: ast.AST, message: str, edits: tuple[Edit, ...] = ()) -> Finding:
         """Return a finding at a node."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         statement = None if node is self.tree else self.statement_around(node)

@@ -112,10 +112,10 @@ def _text_in_parentheses_if_needed(text: str) -> str:
 
 
 def _is_unaffected_by_autocast(
-    module: Module, part: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]
+    module: Module, part: ast.AST, losses: Collection[ast.Call], kept_apart: Collection[ast.expr]
 ) -> bool:
     """Return whether a part of a statement, without losses and what is kept apart, gives the same out of autocast."""
-    for node in _nodes_without_losses(part, losses, apart):
+    for node in _nodes_without_losses(part, losses, kept_apart):
         if isinstance(node, (ast.BinOp, ast.AugAssign)):
             is_reciprocal = isinstance(node.op, ast.Div) and isinstance(
                 getattr(node, "left", None), ast.Constant
@@ -132,13 +132,13 @@ def _is_unaffected_by_autocast(
 
 
 def _nodes_without_losses(
-    node: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]
+    node: ast.AST, losses: Collection[ast.Call], kept_apart: Collection[ast.expr]
 ) -> Iterator[ast.AST]:
     """Yield the nodes of a tree without what is kept apart, and without what names a loss."""
     yield node
     for child in ast.iter_child_nodes(node):
-        if child not in apart and not (node in losses and child is getattr(node, "func", None)):
-            yield from _nodes_without_losses(child, losses, apart)
+        if child not in kept_apart and not (node in losses and child is getattr(node, "func", None)):
+            yield from _nodes_without_losses(child, losses, kept_apart)
 
 
 def _is_uncast_by_autocast(module: Module, call: ast.Call, losses: Collection[ast.Call]) -> bool:

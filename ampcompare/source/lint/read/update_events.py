@@ -198,11 +198,11 @@ class EventTracer(CallFollower):
         super().__init__(index)
         self._kinds = kinds
 
-    def trace(self, scope: Scope) -> list[TrainingEvent]:
+    def trace_scope(self, scope: Scope) -> list[TrainingEvent]:
         """Return the events of a function or of the module."""
         self._events: list[TrainingEvent] = []
         self._scaled: dict[str, str] = {}
-        self.follow(scope)
+        self.follow_scope(scope)
         return self._events
 
     def is_done_following(self) -> bool:

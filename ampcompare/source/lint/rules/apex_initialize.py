@@ -157,11 +157,11 @@ def misordered_calls_around_initialize(module: LintModule) -> Iterator[Finding]:
             again = again or _wraps_local_of_callee(other, event)
             if other.kind is EventKind.WRAP and other.target and other.target in models and not again:
                 shown = f"`{name_in_source(other.target)}` was wrapped in line {other.call.lineno}"
-                yield module.finding("AMP101", event.call, shown)
+                yield module.make_finding("AMP101", event.call, shown)
             elif other.kind is EventKind.HALF and other.subject in models and _changes_object_in_place(other):
                 if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                     continue  # two options, of which one may exclude the other
-                yield module.finding(
+                yield module.make_finding(
                     "AMP112", other.call, f"`{other.subject_name}` is cast before `amp.initialize`"
                 )
         for other in after:
@@ -197,7 +197,7 @@ def _rebuilt_optimizer_findings(
             ]
             if any(one.target == other.subject for one in scaled) or _is_object_returned(optimizer, other):
                 shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
-                yield module.finding("AMP121", other.call, shown)
+                yield module.make_finding("AMP121", other.call, shown)
 
 
 def _is_object_returned(name: str, event: TrainingEvent) -> bool:
@@ -221,7 +221,9 @@ def _reinitialize_findings(
     if not events_between(
         trace, event, other, EventKind.BACKWARD, EventKind.STEP
     ) and models != _models_of_initialize(other):
-        yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
+        yield module.make_finding(
+            "AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}"
+        )
 
 
 def _late_cast_findings(
@@ -231,7 +233,9 @@ def _late_cast_findings(
         return
     trains = [last for last in trace[trace.index(other) :] if last.kind is EventKind.SCALE_LOSS]
     if any(last.may_follow(other) for last in trains):
-        yield module.finding("AMP111", other.call, f"`{other.subject_name}` is cast after `amp.initialize`")
+        yield module.make_finding(
+            "AMP111", other.call, f"`{other.subject_name}` is cast after `amp.initialize`"
+        )
 
 
 def _late_move_findings(
@@ -242,14 +246,16 @@ def _late_move_findings(
     moved = [one for one in trace[: trace.index(event)] if one.kind is EventKind.CUDA]
     trained = events_between(trace, event, other, EventKind.BACKWARD, EventKind.STEP, EventKind.LOAD)
     if not trained and not any(one.subject == other.subject for one in moved):
-        yield module.finding("AMP113", other.call, f"`{other.subject_name}` is moved after `amp.initialize`")
+        yield module.make_finding(
+            "AMP113", other.call, f"`{other.subject_name}` is moved after `amp.initialize`"
+        )
 
 
 def _late_conversion_findings(
     module: LintModule, trace: Trace, event: TrainingEvent, other: TrainingEvent, models: set[str]
 ) -> Iterator[Finding]:
     if other.subject in models:
-        yield module.finding(
+        yield module.make_finding(
             "AMP114", other.call, f"`{other.subject_name}` went through `amp.initialize` before"
         )
 
@@ -310,7 +316,7 @@ def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
                 continue
             if any(name == event.subject or name.startswith(f"{event.subject}.") for name in other.sources):
                 shown = f"the optimizer of line {other.call.lineno} holds the weights that this replaces"
-                yield module.finding("AMP123", event.call, shown)
+                yield module.make_finding("AMP123", event.call, shown)
                 break
 
 
@@ -340,7 +346,7 @@ def amp_state_loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
                 continue
             if not events_between(trace, other, event, EventKind.SCALE_LOSS, EventKind.STEP):
                 shown = f"`amp.initialize` in line {event.call.lineno} makes new loss scales"
-                yield module.finding("AMP124", other.call, shown)
+                yield module.make_finding("AMP124", other.call, shown)
 
 
 @register_rule(
@@ -361,7 +367,7 @@ date = parse(day="01")  # right
 )
 def opt_level_typo(module: LintModule) -> Iterator[Finding]:
     """Opt levels written with a zero, as an argument, a value, or the default of an option."""
-    if not module.mentions(r"\bapex\b|\bamp\b"):
+    if not module.code_mentions_pattern(r"\bapex\b|\bamp\b"):
         return
     for call in module.calls:
         values = [
@@ -384,7 +390,9 @@ def _opt_level_typo_findings(module: LintModule, value: ast.expr) -> Iterator[Fi
     if right is not None:
         source = module.source(value)
         edits = module.replacement_edits(value, f"{source[0]}{right}{source[-1]}") if len(source) == 4 else ()
-        yield module.finding("AMP108", value, f"{source} is not an opt level; Apex knows {right!r}", edits)
+        yield module.make_finding(
+            "AMP108", value, f"{source} is not an opt level; Apex knows {right!r}", edits
+        )
 
 
 @register_rule(
@@ -418,18 +426,20 @@ def misbound_result_of_initialize(module: LintModule) -> Iterator[Finding]:
             if bound == named[:1] or bound == named[::-1] or _misnames_optimizer(module, call, named, bound):
                 right, shown = ", ".join(named), ", ".join(bound)
                 edits = module.replacement_edits(target, right)
-                yield module.finding("AMP109", call, f"`{right}` are returned, but bound to `{shown}`", edits)
+                yield module.make_finding(
+                    "AMP109", call, f"`{right}` are returned, but bound to `{shown}`", edits
+                )
 
 
-def _misnames_optimizer(module: LintModule, call: ast.Call, named: list[str], bound: list[str]) -> bool:
+def _misnames_optimizer(module: LintModule, call: ast.Call, given_names: list[str], bound: list[str]) -> bool:
     """Return whether the optimizer that comes back takes the name of something else, and is used by its old one."""
-    if len(bound) != 2 or bound[0] != named[0] or bound[1] == named[1] or not bound[1]:
+    if len(bound) != 2 or bound[0] != given_names[0] or bound[1] == given_names[1] or not bound[1]:
         return False
     scope = module.scope_of[call]
     values = module.values_of(bound[1], scope) or []
     used = {dotted_text_of(one.func) for one in module.calls}
     others = [value for value in values if not isinstance(value, ast.Starred)]
-    return bool(others) and f"{named[1]}.step" in used and f"{bound[1]}.step" not in used
+    return bool(others) and f"{given_names[1]}.step" in used and f"{bound[1]}.step" not in used
 
 
 @register_rule(
@@ -459,10 +469,12 @@ def misbound_result_of_conversion(module: LintModule) -> Iterator[Finding]:
                 if call.args and model
                 else ()
             )
-            yield module.finding("AMP115", call, "the converted model is discarded", edits)
+            yield module.make_finding("AMP115", call, "the converted model is discarded", edits)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
             count = len(statement.targets[0].elts)
-            yield module.finding("AMP115", call, f"one model is returned, but unpacked into {count} names")
+            yield module.make_finding(
+                "AMP115", call, f"one model is returned, but unpacked into {count} names"
+            )
 
 
 @register_rule(
@@ -486,7 +498,7 @@ def apex_arguments_of_torch_ddp(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_of_functions("apex.parallel.DistributedDataParallel"):
         wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
         if wrong and not module.has_alternative_bindings(call.func):
-            yield module.finding(
+            yield module.make_finding(
                 "AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`"
             )
 
@@ -530,9 +542,9 @@ def losses_never_scaled(module: LintModule) -> Iterator[Finding]:
     """A plain backward pass and step of what `amp.initialize` got, and arguments that `FusedAdam` does not have."""
     for call in module.calls_of_functions("apex.optimizers.FusedAdam"):
         if argument(call, "max_grad_norm") is not None:
-            yield module.finding("AMP128", call, "FusedAdam has no argument `max_grad_norm`")
+            yield module.make_finding("AMP128", call, "FusedAdam has no argument `max_grad_norm`")
     prepared = list(module.events(EventKind.INITIALIZE))
-    if not prepared or module.mentions(
+    if not prepared or module.code_mentions_pattern(
         r"scale_loss|GradScaler|[Ss]caler\b|FP16_Optimizer|backward_by_|deepspeed"
     ):
         return
@@ -546,7 +558,7 @@ def losses_never_scaled(module: LintModule) -> Iterator[Finding]:
         ):
             continue
         if _trains_without_scaling(module, trace[index + 1 :], event, dotted_text_of(optimizers)):
-            yield module.finding("AMP127", event.call, "the loss of what this prepares is not scaled")
+            yield module.make_finding("AMP127", event.call, "the loss of what this prepares is not scaled")
 
 
 def value_of_literal(node: ast.expr) -> object:

@@ -95,7 +95,7 @@ def misuse_inside_scale_loss(module: LintModule) -> Iterator[Finding]:
                     if event.kind is EventKind.STEP
                     else "the gradients are still scaled inside this block"
                 )
-                yield module.finding(code, event.call, shown)
+                yield module.make_finding(code, event.call, shown)
         elif isinstance(event.call.func, ast.Attribute):
             loss = argument(block.call, "loss", 0)
             if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
@@ -107,7 +107,7 @@ def misuse_inside_scale_loss(module: LintModule) -> Iterator[Finding]:
                 edits = (
                     () if bound is None else module.replacement_edits(event.receiver, dotted_text_of(bound))
                 )
-                yield module.finding(
+                yield module.make_finding(
                     "AMP106", event.call, f"`{dotted_text_of(loss)}` is not the scaled loss", edits
                 )
 
@@ -161,14 +161,14 @@ def misused_fp16_gradients_of_o2(module: LintModule) -> Iterator[Finding]:
             continue
         if event.kind is EventKind.GRADIENT:
             if _changes_gradient_of_copy(module, trace, event):
-                yield module.finding(
+                yield module.make_finding(
                     "AMP117", event.call, "this changes the gradient of an fp16 copy under O2"
                 )
         elif event.subject.endswith(".parameters()"):
             if events_before(trace, event, EventKind.SCALE_LOSS) or _clips_model_of_other_method(
                 module, event
             ):
-                yield module.finding(
+                yield module.make_finding(
                     "AMP104", event.call, f"`{event.subject_name}` are the fp16 copies under O2"
                 )
 
@@ -278,7 +278,7 @@ def scale_loss_without_with(module: LintModule) -> Iterator[Finding]:
             )
             used = used and not entered
         if used:
-            yield module.finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
+            yield module.make_finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
 
 
 @register_rule(
@@ -324,7 +324,7 @@ def steps_with_foreign_scaled_gradients(module: LintModule) -> Iterator[Finding]
                         f"`{step.subject_name}` gets gradients of line {others[0].call.lineno}, which does not "
                         "name it"
                     )
-                    yield module.finding("AMP125", step.call, shown)
+                    yield module.make_finding("AMP125", step.call, shown)
 
 
 def _pending_scale_loss_blocks(before: Trace, step: TrainingEvent) -> list[TrainingEvent]:
@@ -404,7 +404,7 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
             if not isinstance(inner, ast.Call) or _is_labelled_as_scaled(parent):
                 continue
             if module.resolve(inner.func) == "apex.amp.scale_loss":
-                yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale")
+                yield module.make_finding("AMP118", call, f"`{node.id}` follows the loss scale")
 
 
 def _values_of_name_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
@@ -462,11 +462,11 @@ def scale_loss_without_step(module: LintModule) -> Iterator[Finding]:
             or not _is_called_in_module_alone(module, call)
         ):
             continue
-        if any(_leads_to_step(trace, event) for trace, event in met):
+        if any(_may_lead_to_step(trace, event) for trace, event in met):
             continue
         if any(_does_other_branch_step_optimizer(trace, event) for trace, event in met):
             shown = f"nothing steps `{met[0][1].target.rpartition(':')[2]}` here, as another branch does"
-            yield module.finding("AMP126", call, shown)
+            yield module.make_finding("AMP126", call, shown)
 
 
 def _is_called_in_module_alone(module: LintModule, call: ast.Call) -> bool:
@@ -478,7 +478,7 @@ def _is_called_in_module_alone(module: LintModule, call: ast.Call) -> bool:
     return complete and bool(calls)
 
 
-def _leads_to_step(trace: Trace, block: TrainingEvent) -> bool:
+def _may_lead_to_step(trace: Trace, block: TrainingEvent) -> bool:
     """Return whether a step, or something that may step, follows a block, in the next round of its loop too."""
     kinds = (EventKind.STEP, EventKind.SCALER_STEP, EventKind.OPAQUE, EventKind.FOREIGN_BACKWARD)
     return any(

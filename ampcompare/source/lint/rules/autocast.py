@@ -47,7 +47,7 @@ def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
         block = event.autocast_block()
         if block is not None and _may_autocast_be_on(block, event):
             shown = f"the autocast block begins in line {block.node.lineno}"
-            yield module.finding("AMP221", event.call, shown)
+            yield module.make_finding("AMP221", event.call, shown)
 
 
 def _may_autocast_be_on(block: WithBlock, event: TrainingEvent) -> bool:
@@ -90,9 +90,9 @@ def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
         ):
             continue
         line = _line_of_block_around(event) or _line_of_decorator(module, event)
-        if line and not module.mentions(r"clear_autocast_cache"):
+        if line and not module.code_mentions_pattern(r"clear_autocast_cache"):
             shown = f"the copies of the weights that the autocast of line {line} made are not updated by this step"
-            yield module.finding("AMP237", event.call, shown)
+            yield module.make_finding("AMP237", event.call, shown)
 
 
 def _line_of_block_around(event: TrainingEvent) -> int:
@@ -147,7 +147,7 @@ def autocast_entered_wrongly(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
     for call in module.calls_of_functions(*AUTOCASTS):
         if isinstance(module.parents[call], ast.Expr):
-            yield module.finding("AMP222", call, "this autocast is not entered")
+            yield module.make_finding("AMP222", call, "this autocast is not entered")
     for node in module.nodes:
         uncalled: list[ast.expr] = []
         if isinstance(node, ast.withitem):
@@ -156,7 +156,7 @@ def autocast_entered_wrongly(module: LintModule) -> Iterator[Finding]:
             uncalled = node.decorator_list
         for one in uncalled:
             if isinstance(one, (ast.Name, ast.Attribute)) and module.resolve(one) in AUTOCASTS:
-                yield module.finding("AMP222", one, f"`{dotted_text_of(one)}` is not called")
+                yield module.make_finding("AMP222", one, f"`{dotted_text_of(one)}` is not called")
 
 
 @register_rule(
@@ -186,19 +186,19 @@ def wrong_device_of_autocast(module: LintModule) -> Iterator[Finding]:
         device = argument(call, "device_type", 0)
         edits: tuple[Edit, ...] = ()
         if device is None:
-            yield module.finding("AMP229", call, "autocast has no device type")
+            yield module.make_finding("AMP229", call, "autocast has no device type")
         elif ":" in (text_of_literal(device) or ""):
             source = module.source(device)
             if source.count(":") == 1 and source[0] in "'\"":
                 edits = module.replacement_edits(device, source.partition(":")[0] + source[-1])
-            yield module.finding("AMP229", call, f"{source} is a device, not a device type", edits)
+            yield module.make_finding("AMP229", call, f"{source} is a device, not a device type", edits)
         elif _is_torch_device(module, device):
             edits = (
                 module.replacement_edits(device, f"{dotted_text_of(device)}.type")
                 if dotted_text_of(device)
                 else ()
             )
-            yield module.finding(
+            yield module.make_finding(
                 "AMP229", call, f"`{module.source(device)}` is a device, not a device type", edits
             )
 
@@ -247,7 +247,7 @@ def binary_cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
             edits = edits_moving_outside_autocast(
                 module, event.statement, losses[event.statement], block.call
             )
-            yield module.finding(
+            yield module.make_finding(
                 "AMP230", event.call, f"the autocast block begins in line {block.node.lineno}", edits
             )
 
@@ -288,8 +288,10 @@ def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
         return
     for trace, _, event in module.events(EventKind.BACKWARD):
         steps = events_after(trace, event, EventKind.STEP) if "(" not in event.subject else []
-        if steps and _is_loss_computed_in_fp16(module, event) and not module.mentions(SCALES):
-            yield module.finding("AMP232", event.call, f"`{event.subject_name}` comes from fp16 autocast")
+        if steps and _is_loss_computed_in_fp16(module, event) and not module.code_mentions_pattern(SCALES):
+            yield module.make_finding(
+                "AMP232", event.call, f"`{event.subject_name}` comes from fp16 autocast"
+            )
 
 
 def _is_loss_computed_in_fp16(module: LintModule, event: TrainingEvent) -> bool:

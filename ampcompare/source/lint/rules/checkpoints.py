@@ -94,7 +94,7 @@ def scale_state_unsaved(module: LintModule) -> Iterator[Finding]:
                 continue
             shown = "the state of the optimizer is saved, but that of the loss scale is not"
             reported |= {saved} if saved is not None else set()
-            yield module.finding(code, call, shown)
+            yield module.make_finding(code, call, shown)
 
 
 def _is_scaler_passed_to_saver(module: LintModule) -> bool:
@@ -319,13 +319,13 @@ def scale_state_unloaded(module: LintModule) -> Iterator[Finding]:
         return
     if next(module.calls_of_functions("apex.amp.state_dict"), None) is not None:
         shown = "the state of the optimizer is loaded, but that of Apex is saved and never loaded"
-        yield module.finding("AMP122", of_optimizer[0], shown)
+        yield module.make_finding("AMP122", of_optimizer[0], shown)
     elif any(
         module.kinds.kind_of_method_owner(one, "state_dict", module.scope_of[one]) == "scaler"
         for one in module.calls
     ):
         shown = "the state of the optimizer is loaded, but that of the scaler is saved and never loaded"
-        yield module.finding("AMP231", of_optimizer[0], shown)
+        yield module.make_finding("AMP231", of_optimizer[0], shown)
 
 
 def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:

@@ -36,7 +36,7 @@ def gradient_limits_in_hooks(module: LintModule) -> Iterator[Finding]:
             continue
         for call in _calls_limiting_gradient_size(function, first):
             what = f"gradients within a backward pass are scaled by {how}, and the limit is not"
-            yield module.finding("AMP218", call, f"{what}: limit `p.grad` behind it")
+            yield module.make_finding("AMP218", call, f"{what}: limit `p.grad` behind it")
 
 
 def _loss_scaling_text(module: LintModule) -> str:

@@ -164,8 +164,8 @@ def _scaled_gradient_finding(
         line = f"{module.source(steps[0].receiver)}.unscale_({optimizer})"
         unscale = Edits(module)
         unscale.insert_above(event.statement, [line])
-        edits = unscale.sorted_edits() if module.is_alone(event.statement) else ()
-    return module.finding(
+        edits = unscale.sorted_edits() if module.is_alone_on_lines(event.statement) else ()
+    return module.make_finding(
         code, event.call, f"the gradients are still scaled by `{name_in_source(last.scaler)}`", edits
     )
 
@@ -214,7 +214,7 @@ def scaler_update_skipped(module: LintModule) -> Iterator[Finding]:
             if len(values) == 1 and _condition_depends_on_unscaled_gradients(module, event, key):
                 if not _ends_training_otherwise(module, updates[0].scope, key, values.pop()):
                     shown = f"`{name_in_source(event.subject)}.update()` runs only for one outcome of `{key}`"
-                    yield module.finding("AMP219", event.call, shown)
+                    yield module.make_finding("AMP219", event.call, shown)
                     break
 
 
@@ -309,4 +309,4 @@ def gradient_penalty_from_scaled_loss(module: LintModule) -> Iterator[Finding]:
         if len(scaled) == len(values) == 1 and not re.search(
             r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)
         ):
-            yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")
+            yield module.make_finding("AMP220", call, "the gradients of a scaled loss are scaled too")

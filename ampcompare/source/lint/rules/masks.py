@@ -78,13 +78,15 @@ def fp16_fill_beyond_range(module: LintModule) -> Iterator[Finding]:
             if dtype is None or module.resolve(dtype) not in HALF:
                 continue
             shown = f"this tensor is fp16, which holds no number beyond {LARGEST:.0f}"
-            yield module.finding(
+            yield module.make_finding(
                 "AMP236", call, shown, _dtype_limit_edits(module, value, number, module.source(dtype))
             )
         elif tensor is not None and _is_fp16_tensor(module, tensor, scope, call.lineno):
             shown = f"`{module.source(tensor)}` is fp16, which holds no number beyond {LARGEST:.0f}"
             of_tensor = f"{dotted_text_of(tensor)}.dtype" if dotted_text_of(tensor) else ""
-            yield module.finding("AMP236", call, shown, _dtype_limit_edits(module, value, number, of_tensor))
+            yield module.make_finding(
+                "AMP236", call, shown, _dtype_limit_edits(module, value, number, of_tensor)
+            )
 
 
 def _number_of_expression(module: LintModule, node: ast.expr | None, scope: Scope) -> float | None:

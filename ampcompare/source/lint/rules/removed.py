@@ -135,13 +135,13 @@ def removed_imports(module: LintModule) -> Iterator[Finding]:
             and parts[1] in REMOVED
             and not _is_import_guarded(module, node)
         ):
-            yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
+            yield module.make_finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
         elif name == "apex.optimizers.FP16_Optimizer":
-            yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
+            yield module.make_finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
         elif package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX:
-            yield module.finding("AMP304", node, f"`{package}` has no `{last}`")
+            yield module.make_finding("AMP304", node, f"`{package}` has no `{last}`")
         if name == "apex.fp16_utils.*":
-            yield module.finding("AMP404", node, "the names used from `apex.fp16_utils` are not visible")
+            yield module.make_finding("AMP404", node, "the names used from `apex.fp16_utils` are not visible")
 
 
 @register_rule(
@@ -167,11 +167,11 @@ def bare_except_around_apex(module: LintModule) -> Iterator[Finding]:
     for node in module.nodes:
         if isinstance(node, ast.Try) and any(_imports_amp(module, statement) for statement in node.body):
             for handler in node.handlers:
-                if handler.type is None and not _handler_reports(handler):
+                if handler.type is None and not _handler_raises_or_logs(handler):
                     start = module.offset(handler.lineno, handler.col_offset)
                     written = module.text[start : start + len("except:")] == "except:"
                     edits = (Edit(start, start + len("except:"), "except ImportError:"),) if written else ()
-                    yield module.finding(
+                    yield module.make_finding(
                         "AMP120", handler, "any error from the import of Apex is swallowed", edits
                     )
 
@@ -181,10 +181,10 @@ def _imports_amp(module: LintModule, node: ast.stmt) -> bool:
     names = [each.full.split(".") for each in module.imports if each.statement is node]
     if any(parts[0] == "apex" and parts[1:2] in (["amp"], ["fp16_utils"]) for parts in names):
         return True
-    return ["apex"] in names and module.mentions(r"\bapex\.amp\b")
+    return ["apex"] in names and module.code_mentions_pattern(r"\bapex\.amp\b")
 
 
-def _handler_reports(handler: ast.ExceptHandler) -> bool:
+def _handler_raises_or_logs(handler: ast.ExceptHandler) -> bool:
     """Return whether a handler raises again, or says something."""
     words = ("print", "warn", "log", "exit", "info", "error")
     return any(
@@ -276,9 +276,9 @@ def _deprecated_use_findings(
     parent = module.parents[node]
     if last in CALLED and isinstance(parent, ast.Call):
         if parent.func is node:
-            yield module.finding("AMP302", parent, f"`{package}.{last}` is deprecated", edits)
+            yield module.make_finding("AMP302", parent, f"`{package}.{last}` is deprecated", edits)
     elif last in DECORATORS:
-        yield module.finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
+        yield module.make_finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
 
 
 def is_only_fallback(module: LintModule, node: ast.AST) -> bool:
@@ -427,15 +427,15 @@ def calls_of_removed_functions(module: LintModule) -> Iterator[Finding]:
             and last in OF_APEX
             and isinstance(call.func, ast.Attribute)
         ):
-            yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
+            yield module.make_finding("AMP304", call, f"`{package}` has no `{last}`")
         elif full == "torch.nn.utils.clip_grad_norm":
             written = dotted_text_of(call.func).endswith("clip_grad_norm") and isinstance(
                 call.func, ast.Attribute
             )
             edits = module.insertion_edits(module.end_of(call.func), "_") if written else ()
-            yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
+            yield module.make_finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
-            yield module.finding("AMP307", call, "`amp.init` was removed")
+            yield module.make_finding("AMP307", call, "`amp.init` was removed")
         elif full in QUERIES and not is_only_fallback(module, call):
             source = module.source(call.func)
             edits = ()
@@ -443,7 +443,7 @@ def calls_of_removed_functions(module: LintModule) -> Iterator[Finding]:
                 opening = _place_behind_parenthesis(module, call)
                 new = f"{module.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
                 edits = (Edit(module.start_of(call), opening, new),)
-            yield module.finding("AMP309", call, f"`{source}` is deprecated", edits)
+            yield module.make_finding("AMP309", call, f"`{source}` is deprecated", edits)
 
 
 @register_rule(
@@ -479,7 +479,7 @@ def mixed_tf32_switches(module: LintModule) -> Iterator[Finding]:
             setting = next((one for one in new if not never_run_together(module, one, node)), None)
             if setting is not None and not is_only_fallback(module, setting):
                 shown = f"line {setting.lineno} sets `{dotted_text_of(setting)}`"
-                yield module.finding("AMP312", node, shown)
+                yield module.make_finding("AMP312", node, shown)
 
 
 @register_rule(
@@ -514,7 +514,7 @@ def amp_not_imported(module: LintModule) -> Iterator[Finding]:
     ]
     if not called or any(each.alias.name == "*" for each in module.imports):
         return
-    if module.mentions(r"globals\(\)|setattr\(|exec\("):
+    if module.code_mentions_pattern(r"globals\(\)|setattr\(|exec\("):
         return
     bound = {
         name
@@ -525,4 +525,4 @@ def amp_not_imported(module: LintModule) -> Iterator[Finding]:
         return
     for call in called:
         if not any(isinstance(outer, ast.Try) for outer in module.ancestors(call)):
-            yield module.finding("AMP305", call, "nothing in this module binds `amp`")
+            yield module.make_finding("AMP305", call, "nothing in this module binds `amp`")

@@ -54,7 +54,7 @@ def old_tf32_switch(module: LintModule) -> Iterator[Finding]:
         if line is not None:
             edits.replace_statement(module.statement_around(node), [line])
     for node, full in uses:
-        yield module.finding(
+        yield module.make_finding(
             "AMP313", node, f"`{full}` is of torch before 2.9", edits.sorted_edits() if all(lines) else ()
         )
 
@@ -126,4 +126,6 @@ def deprecated_torch_dtype_arguments(module: LintModule) -> Iterator[Finding]:
         if name.startswith("transformers.") and "torch_dtype" in given and "dtype" not in given:
             keyword = given["torch_dtype"]
             edits = module.replacement_edits(keyword, f"dtype={module.source(keyword.value)}")
-            yield module.finding("AMP314", call, "`torch_dtype` is `dtype` since transformers 4.56", edits)
+            yield module.make_finding(
+                "AMP314", call, "`torch_dtype` is `dtype` since transformers 4.56", edits
+            )

@@ -79,7 +79,7 @@ def optimizer_steps_past_scaler(module: LintModule) -> Iterator[Finding]:
             message = (
                 f"`{name_in_source(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
             )
-            yield module.finding("AMP202", event.call, message)
+            yield module.make_finding("AMP202", event.call, message)
             break
         if not same:
             yield from _steps_without_scaler_findings(module, trace, event)
@@ -97,10 +97,12 @@ def _steps_without_scaler_findings(
     if (
         len(optimizers) > 1
         or stepped
-        or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\(")
+        or module.code_mentions_pattern(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\(")
     ):
         return
-    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{name_in_source(last.scaler)}`")
+    yield module.make_finding(
+        "AMP203", event.call, f"the gradients are scaled by `{name_in_source(last.scaler)}`"
+    )
 
 
 @register_rule(
@@ -120,7 +122,7 @@ scaler.update()  # right
 )
 def scaler_update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
-    if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
+    if module.code_mentions_pattern(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
         calls = list(module.method_calls("update"))
         for call, updated in calls:
             known = module.kinds.kind_of_object(updated, module.scope_of[call])
@@ -136,7 +138,9 @@ def scaler_update_missing(module: LintModule) -> Iterator[Finding]:
                 continue
             if any(other.kind is EventKind.OPAQUE and other.subject == event.subject for other in trace):
                 continue
-            yield module.finding("AMP204", event.call, f"`{name_in_source(event.subject)}` is never updated")
+            yield module.make_finding(
+                "AMP204", event.call, f"`{name_in_source(event.subject)}` is never updated"
+            )
             break
 
 
@@ -158,7 +162,7 @@ def second_step_before_update(module: LintModule) -> Iterator[Finding]:
                 f"`{name_in_source(event.target)}` steps again in line {event.call.lineno}, without an "
                 "update between"
             )
-            yield module.finding("AMP204", first.call, shown)
+            yield module.make_finding("AMP204", first.call, shown)
 
 
 @register_rule(
@@ -201,7 +205,7 @@ def update_between_optimizer_steps(module: LintModule) -> Iterator[Finding]:
                 if other.target != before.target:
                     line = other.call.lineno
                     shown = f"`{name_in_source(other.target)}` steps in line {line}, without a backward pass between"
-                    yield module.finding("AMP205", event.call, shown)
+                    yield module.make_finding("AMP205", event.call, shown)
                 break
 
 
@@ -260,11 +264,11 @@ def misplaced_unscale(module: LintModule) -> Iterator[Finding]:
                 break
             if other.kind is EventKind.UNSCALE:
                 shown = f"`{name_in_source(event.target)}` was unscaled in line {other.call.lineno}"
-                yield module.finding("AMP206", event.call, shown)
+                yield module.make_finding("AMP206", event.call, shown)
                 break
             if other.kind is EventKind.SCALER_STEP:
                 shown = f"`{name_in_source(event.target)}` has stepped in line {other.call.lineno}"
-                yield module.finding("AMP207", event.call, shown)
+                yield module.make_finding("AMP207", event.call, shown)
                 break
 
 
@@ -311,10 +315,10 @@ def unscaled_losses(module: LintModule) -> Iterator[Finding]:
         scaled = [other for other in passes if other.scaler == event.subject]
         for other in unscaled:
             shown = f"`{name_in_source(other.subject)}` is not scaled by `{name_in_source(event.subject)}`"
-            if len(passes) == 1 and not module.mentions(r"\.scale\("):
-                yield module.finding("AMP208", other.call, shown)
+            if len(passes) == 1 and not module.code_mentions_pattern(r"\.scale\("):
+                yield module.make_finding("AMP208", other.call, shown)
             elif scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
-                yield module.finding("AMP216", other.call, shown)
+                yield module.make_finding("AMP216", other.call, shown)
 
 
 def _passes_since_last_step(trace: Trace, event: TrainingEvent) -> list[TrainingEvent]:

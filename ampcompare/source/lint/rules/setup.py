@@ -45,7 +45,7 @@ def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
         call for call in module.calls_of_functions(*AUTOCASTS) if not _is_autocast_literally_off(module, call)
     ]
     kinds = {_autocast_dtype(module, call) for call in casts}
-    if kinds != {"torch.bfloat16"} or module.mentions(r"float16\b(?<!bfloat16)|\bhalf\b|fp16"):
+    if kinds != {"torch.bfloat16"} or module.code_mentions_pattern(r"float16\b(?<!bfloat16)|\bhalf\b|fp16"):
         return
     for call in module.calls_making_scalers:
         choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
@@ -55,7 +55,7 @@ def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
         # A scaler with the switch of each autocast is on where these are.
         is_on = enabled is None or switches == {ast.unparse(enabled)}
         if is_on and not choice and not module.is_under_if(call):
-            yield module.finding("AMP223", call, "each autocast of this module has dtype bfloat16")
+            yield module.make_finding("AMP223", call, "each autocast of this module has dtype bfloat16")
 
 
 def _autocast_dtype(module: LintModule, call: ast.Call) -> str:
@@ -149,7 +149,7 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
             if one.kind is EventKind.BACKWARD and one.scaler == event.subject
         )
         if any(one.loops == event.loops for one in passes) and _is_loop_over_batches(event):
-            yield module.finding("AMP225", event.call, f"`{event.subject_name}` is new for each step")
+            yield module.make_finding("AMP225", event.call, f"`{event.subject_name}` is new for each step")
 
 
 def _is_loop_over_batches(event: TrainingEvent) -> bool:
@@ -190,7 +190,7 @@ def scaler_step_with_closure(module: LintModule) -> Iterator[Finding]:
     for _, _, event in module.events(EventKind.SCALER_STEP):
         value = argument(event.call, "closure", 1)
         if value is not None and module.may_be_own_function(value):
-            yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
+            yield module.make_finding("AMP227", event.call, "a step with a scaler takes no closure")
 
 
 @register_rule(
@@ -267,4 +267,4 @@ def _discard_finding(module: LintModule, event: TrainingEvent, load: TrainingEve
     shown = (
         f"this replaces `{name_in_source(event.subject)}`, whose state is loaded in line {load.call.lineno}"
     )
-    return module.finding("AMP238", event.call, shown)
+    return module.make_finding("AMP238", event.call, shown)

@@ -26,7 +26,7 @@ model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)  # rig
 )
 def private_state_of_apex(module: LintModule) -> Iterator[Finding]:
     """`_amp_state` and `_amp_stash` of Apex."""
-    if not module.mentions("_amp_sta"):
+    if not module.code_mentions_pattern("_amp_sta"):
         return
     lines = set()
     for node in module.nodes:
@@ -38,7 +38,7 @@ def private_state_of_apex(module: LintModule) -> Iterator[Finding]:
             continue
         if node.lineno not in lines:
             lines.add(node.lineno)
-            yield module.finding("AMP401", node, f"`{name}` is private to Apex")
+            yield module.make_finding("AMP401", node, f"`{name}` is private to Apex")
 
 
 @register_rule(
@@ -66,4 +66,4 @@ def options_of_type_bool(module: LintModule) -> Iterator[Finding]:
                 (flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), ""
             )
             if flag:
-                yield module.finding("AMP403", call, f"`{flag} False` is true")
+                yield module.make_finding("AMP403", call, f"`{flag} False` is true")

@@ -40,7 +40,7 @@ def apex_arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
         if name.startswith(PACKAGES) and name.endswith(".Trainer"):
             wrong = [one for one in call.keywords if one.arg in OF_APEX]
             if wrong:
-                yield module.finding(
+                yield module.make_finding(
                     "AMP310", wrong[0].value, f"Lightning's Trainer has no argument `{wrong[0].arg}`"
                 )
 
@@ -67,7 +67,7 @@ def apex_options_of_transformers(module: LintModule) -> Iterator[Finding]:
         for node in module.nodes:
             for place, option, value in _options_set_by_node(module, node):
                 if text_of_literal(value) in APEX_OPTIONS.get(option, ()):
-                    yield module.finding("AMP311", place, f"`{option}` is an option of Apex")
+                    yield module.make_finding("AMP311", place, f"`{option}` is an option of Apex")
 
 
 def _options_set_by_node(module: LintModule, node: ast.AST) -> Iterator[tuple[ast.AST, str, ast.expr]]:

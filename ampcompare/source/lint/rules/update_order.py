@@ -115,7 +115,7 @@ def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
                 ):
                     continue
                 if code := _rule_code_broken_by(trace, event, step):
-                    yield module.finding(code, event.call, f"the step runs only if `{condition}`")
+                    yield module.make_finding(code, event.call, f"the step runs only if `{condition}`")
 
 
 def _is_step_after_accumulation(trace: Trace, step: TrainingEvent) -> bool:
@@ -196,7 +196,7 @@ def clip_after_step(module: LintModule) -> Iterator[Finding]:
         shown = (
             f"`{name_in_source(_optimizer_name(before[-1]))}` has stepped in line {before[-1].call.lineno}"
         )
-        yield module.finding("AMP212", event.call, shown)
+        yield module.make_finding("AMP212", event.call, shown)
 
 
 @register_rule(
@@ -244,7 +244,7 @@ def scheduler_before_step(module: LintModule) -> Iterator[Finding]:
         shown = (
             f"`{name_in_source(_optimizer_name(following))}` steps after it, in line {following.call.lineno}"
         )
-        yield module.finding("AMP213", event.call, shown)
+        yield module.make_finding("AMP213", event.call, shown)
 
 
 def _is_scheduler_of_own_class(module: LintModule, event: TrainingEvent, classes: set[str]) -> bool:
@@ -299,7 +299,7 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
             and "[" not in event.subject
         ):
             shown = f"`{name_in_source(event.subject)}` steps in line {after.call.lineno} without gradients"
-            yield module.finding("AMP214", event.call, shown)
+            yield module.make_finding("AMP214", event.call, shown)
 
 
 @register_rule(
@@ -323,7 +323,7 @@ for batch in loader:
 )
 def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     """A loop of passes and steps whose gradients are cleared nowhere, or only in another branch or of others."""
-    if not module.amp_traces or module.mentions("ZeRO"):
+    if not module.amp_traces or module.code_mentions_pattern("ZeRO"):
         return
     clearing = [node for node in module.nodes if _may_clear_gradients(node)]
     for trace in module.amp_traces:
@@ -347,7 +347,7 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
             ):
                 where = " in this branch" if seen or len(cleared) < len(clearing) else ""
                 shown = f"the gradients of `{name_in_source(optimizer)}` are never cleared{where}"
-                yield module.finding("AMP215", event.call, shown)
+                yield module.make_finding("AMP215", event.call, shown)
 
 
 def _step_follows_scaled_pass(trace: Trace, step: TrainingEvent) -> bool:
@@ -483,10 +483,10 @@ def accumulated_loss_undivided(module: LintModule) -> Iterator[Finding]:
         ]
         if len(passes) == 1 and not events_between(trace, passes[0], step, EventKind.BACKWARD):
             shown = f"nothing is divided by `{divisor}`, the number of passes that add up"
-            yield module.finding("AMP217", passes[0].call, shown)
+            yield module.make_finding("AMP217", passes[0].call, shown)
 
 
 def _may_divide_by_number(module: LintModule, word: str) -> bool:
     """Return whether anything may be divided by a number of this name, or by one that follows from it."""
     divided = rf"(/=?|\bdiv_?\(|\bmul_?\()\s*[^\n]*\b\w*(?:{re.escape(word)}|accum|num_micro)\w*"
-    return module.mentions(rf"(?i){divided}|1\.?0?\s*/|reduction\s*=\s*.sum|\.sum\(")
+    return module.code_mentions_pattern(rf"(?i){divided}|1\.?0?\s*/|reduction\s*=\s*.sum|\.sum\(")

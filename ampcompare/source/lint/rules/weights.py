@@ -98,12 +98,12 @@ for batch in loader:
 )
 def fp16_weights_with_scaler(module: LintModule) -> Iterator[Finding]:
     """A model whose weights are fp16 before it is trained with a scaler."""
-    if module.mentions(TRAINS_OTHERS):
+    if module.code_mentions_pattern(TRAINS_OTHERS):
         return
     for trace in module.traces:
         for cast in _model_casts_in_trace(module, trace):
             event, name = cast.event, name_in_source(cast.name)
-            if cast.kind != "fp16" or module.mentions(rf"\b{re.escape(name)}\.float\(\)"):
+            if cast.kind != "fp16" or module.code_mentions_pattern(rf"\b{re.escape(name)}\.float\(\)"):
                 continue
             if module.is_under_if(event.call) and any(
                 argument(call, "enabled") for call in module.calls_making_scalers
@@ -115,11 +115,17 @@ def fp16_weights_with_scaler(module: LintModule) -> Iterator[Finding]:
                 EventKind.FOREIGN_BACKWARD in kinds and _accelerates_in_fp16(module)
             )
             # Optimizers of other packages may keep master weights, and take fp16 gradients.
-            unscaled = any(other.kind is EventKind.UNSCALE for other in later) or module.mentions(
-                r"\boptim\.[A-Z]\w+\("
-            )
-            if trains and unscaled and module.mentions(rf"\b{re.escape(name)}\.(?:named_)?parameters\(\)"):
-                yield module.finding("AMP224", event.call, f"`{name}` is trained with a GradScaler below")
+            unscaled = any(
+                other.kind is EventKind.UNSCALE for other in later
+            ) or module.code_mentions_pattern(r"\boptim\.[A-Z]\w+\(")
+            if (
+                trains
+                and unscaled
+                and module.code_mentions_pattern(rf"\b{re.escape(name)}\.(?:named_)?parameters\(\)")
+            ):
+                yield module.make_finding(
+                    "AMP224", event.call, f"`{name}` is trained with a GradScaler below"
+                )
 
 
 def _accelerates_in_fp16(module: LintModule) -> bool:
@@ -154,7 +160,7 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
     of_lightning = list(_lightning_casts(module))
     if not (of_lightning or any(True for _ in module.events(EventKind.NEW_OPTIMIZER))):
         return
-    if module.mentions(KEEPS_MASTERS) or module.mentions(TRAINS_OTHERS):
+    if module.code_mentions_pattern(KEEPS_MASTERS) or module.code_mentions_pattern(TRAINS_OTHERS):
         return
     yield from _half_weight_findings(module)
     for maker, kind in of_lightning:
@@ -186,21 +192,21 @@ def _half_weight_findings(module: LintModule) -> Iterator[Finding]:
                     else f"is {cast.kind}"
                 )
                 shown = f"`{name_in_source(cast.name)}` {what} since line {cast.event.call.lineno}"
-                yield module.finding("AMP239", event.call, shown + _lost_updates_text(cast.kind))
+                yield module.make_finding("AMP239", event.call, shown + _lost_updates_text(cast.kind))
 
 
-def _lightning_cast_findings(module: LintModule, maker: str, kind: str) -> Iterator[Finding]:
+def _lightning_cast_findings(module: LintModule, maker: str, dtype: str) -> Iterator[Finding]:
     """Yield the optimizers of torch whose weights a Trainer or a Fabric casts."""
     for call, name in module.resolved_calls:
         place = module.scope_of[call].node
         is_asked = maker.endswith("Fabric") or getattr(place, "name", "") == "configure_optimizers"
         if is_asked and re.fullmatch(r"torch\.optim\.[A-Z]\w+", name) and call.args:
-            what = f"{maker.rpartition('.')[2]} of Lightning casts the weights to {kind}"
-            yield module.finding("AMP239", call, what + _lost_updates_text(kind))
+            what = f"{maker.rpartition('.')[2]} of Lightning casts the weights to {dtype}"
+            yield module.make_finding("AMP239", call, what + _lost_updates_text(dtype))
 
 
-def _lost_updates_text(kind: str) -> str:
-    return f": updates below {LOST.get(kind, LOST['bf16'])} of a weight are lost"
+def _lost_updates_text(dtype: str) -> str:
+    return f": updates below {LOST.get(dtype, LOST['bf16'])} of a weight are lost"
 
 
 def _lightning_casts(module: LintModule) -> Iterator[tuple[str, str]]:

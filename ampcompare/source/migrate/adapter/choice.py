@@ -70,7 +70,9 @@ class MigrationChoice:
         on_adapter = [each for plan in self.plans for each in plan.files]
         runs = {each.path for each in on_adapter if each.migration is not None and not each.migration.left}
         return [
-            each.path for each in self.files if each.by_hand and each.path not in runs and each.imports_apex
+            each.path
+            for each in self.files
+            if each.num_lines_by_hand and each.path not in runs and each.imports_apex
         ]
 
     def reason_lines(self) -> list[str]:
@@ -201,7 +203,7 @@ def _text_on_what_is_not_ordinary(result: FileMigration, imports: ImportIndex) -
     if migration is None or document is None:
         return ""
     found: Finding | None = None
-    if result.by_hand and (
+    if result.num_lines_by_hand and (
         not migration.whole or migration.core is not None or not files_needing_apex([result.path], imports)
     ):
         found = migration.left_by_hand[0]
@@ -261,7 +263,7 @@ def _results_with_cast_requests_on_apex(
 
 def _lets_apex_still_cast(result: FileMigration) -> bool:
     """Return whether the result for a file still lets Apex cast."""
-    if result.migration is None or not result.by_hand:
+    if result.migration is None or not result.num_lines_by_hand:
         return False
     uses = ModuleImports(Module(result.migration.text)).uses
     return any(public_full_name(full) in ("apex.amp.init", "apex.amp.initialize") for _, full in uses)

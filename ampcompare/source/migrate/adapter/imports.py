@@ -152,7 +152,7 @@ def adapt_text(
     if holding := _uses_keeping_apex(missing):
         found = {Finding.of_node(node, BY_HAND, LEFT.format(full)) for node, full in holding}
         return Migration(text, sorted(found), len(names.uses), len(names.uses))
-    findings, replaced = _replace_with_torch(module, names, edits, missing)
+    findings, replaced = _replace_missing_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
     findings += _findings_of_missing(missing)
     gone = {_root_node(each) for each in replaced}
@@ -363,19 +363,19 @@ def _nodes_asking_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterato
         yield from _ways_chosen_in_handler(module, one)
 
 
-def _ways_chosen_in_handler(module: Module, one: ast.Try) -> Iterator[ast.AST]:
+def _ways_chosen_in_handler(module: Module, try_statement: ast.Try) -> Iterator[ast.AST]:
     """Yield what a `try` of imports does without Apex that may choose a way: what it sets, defines or leaves out."""
-    for handler in one.handlers:
+    for handler in try_statement.handlers:
         sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
         yield from (each for each in sets if _may_flag_choose_elsewhere(module, each))
         yield from (each for each in handler.body if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
-        if _goes_on_without_rest(one, handler):
+        if _goes_on_without_rest(try_statement, handler):
             yield handler
 
 
-def _find_import_that_needs_apex(one: ast.Try) -> ast.Import | ast.ImportFrom | None:
+def _find_import_that_needs_apex(try_statement: ast.Try) -> ast.Import | ast.ImportFrom | None:
     """Return the first import in a `try` of something of Apex that the adapter does not have; None without one."""
-    for each in one.body:
+    for each in try_statement.body:
         if isinstance(each, (ast.Import, ast.ImportFrom)):
             package = f"{'.' * each.level}{each.module or ''}." if isinstance(each, ast.ImportFrom) else ""
             names = [f"{package}{alias.name}" for alias in each.names]
@@ -384,9 +384,11 @@ def _find_import_that_needs_apex(one: ast.Try) -> ast.Import | ast.ImportFrom | 
     return None
 
 
-def _goes_on_without_rest(one: ast.Try, handler: ast.ExceptHandler) -> bool:
+def _goes_on_without_rest(try_statement: ast.Try, handler: ast.ExceptHandler) -> bool:
     """Return whether a `try` does more than to import, and its handler goes on without that."""
-    rest = [each for each in one.body if not isinstance(each, (ast.Import, ast.ImportFrom, ast.Assign))]
+    rest = [
+        each for each in try_statement.body if not isinstance(each, (ast.Import, ast.ImportFrom, ast.Assign))
+    ]
     leaves = any(isinstance(each, (ast.Raise, ast.Return)) for each in walk(handler))
     return bool(rest) and not leaves
 
@@ -432,7 +434,7 @@ def _find_try_that_hides_failure(module: Module, statement: ast.stmt) -> ast.Try
     return parent if any(map(catches_import_error, parent.handlers)) else None
 
 
-def _replace_with_torch(
+def _replace_missing_with_torch(
     module: Module, names: ModuleImports, edits: Edits, missing: list[tuple[ast.Name | ast.Attribute, str]]
 ) -> tuple[list[Finding], set[ast.AST]]:
     """Replace what the adapter lacks and torch has, as rewriting does; return the notes, and what is replaced."""
@@ -535,10 +537,10 @@ def _lines_for_star_import(statement: ast.ImportFrom, adapter: str, used: set[st
     return lines
 
 
-def _import_of_kept_names(statement: ast.Import | ast.ImportFrom, kept: list[ast.alias]) -> list[str]:
-    if not kept:
+def _import_of_kept_names(statement: ast.Import | ast.ImportFrom, kept_aliases: list[ast.alias]) -> list[str]:
+    if not kept_aliases:
         return []
-    text = ", ".join(each.name + (f" as {each.asname}" if each.asname else "") for each in kept)
+    text = ", ".join(each.name + (f" as {each.asname}" if each.asname else "") for each in kept_aliases)
     return [
         f"import {text}" if isinstance(statement, ast.Import) else f"from {statement.module} import {text}"
     ]

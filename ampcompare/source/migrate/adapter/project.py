@@ -168,7 +168,7 @@ def adapter_plans_and_unread_files(
     ]
     plans = _plans_with_cores_on_apex(plans)
     initializing = [each for each in dict.fromkeys([*paths, *others]) if _may_file_initialize_apex(each)]
-    plans = [_plan_with_notes_on_initialize(each, initializing) for each in plans]
+    plans = [_plan_noting_initialize_elsewhere(each, initializing) for each in plans]
     return [_plan_with_notes_on_program(each, imports) for each in plans], faults
 
 
@@ -187,13 +187,15 @@ def files_needing_apex(paths: Iterable[Path], imports: ImportIndex | None = None
     """Return the files that need Apex even with the adapter, or cannot be read."""
     plans, faults = adapter_plans_and_unread_files(paths, imports=imports)
     files = [file for plan in plans for file in plan.files]
-    return [each.path for each in (*files, *faults) if each.by_hand or each.fault]
+    return [each.path for each in (*files, *faults) if each.num_lines_by_hand or each.fault]
 
 
 def files_taken_off_apex(paths: Iterable[Path]) -> list[Path]:
     """Return the files that the adapter takes off Apex whole; one that imports nothing of Apex is none of them."""
     plans, _ = adapter_plans_and_unread_files(paths)
-    return [each.path for plan in plans for each in plan.files if each.is_changed and not each.by_hand]
+    return [
+        each.path for plan in plans for each in plan.files if each.is_changed and not each.num_lines_by_hand
+    ]
 
 
 def _adapter_plan_of_project(
@@ -233,7 +235,7 @@ def _adapter_plan_of_project(
             notes = [Finding(1, 0, NOTE, OTHER_ROOT.format(each, own)) for each in shown]
             migration = _migration_with_findings(migration, notes)
         files.append(FileMigration(path, document, migration))
-    left = next((each.path.name for each in files if each.by_hand and not each.is_changed), None)
+    left = next((each.path.name for each in files if each.num_lines_by_hand and not each.is_changed), None)
     if left is not None:
         files = [_migration_still_asking_for_apex(each, left) for each in files]
     return AdapterPlan(AdapterFile(place, name, present), files)
@@ -267,7 +269,7 @@ def _name_imported_in_two_ways(path: Path, text: str, imports: ImportIndex) -> s
     return ""
 
 
-def _plan_with_notes_on_initialize(plan: AdapterPlan, initializing: Collection[Path]) -> AdapterPlan:
+def _plan_noting_initialize_elsewhere(plan: AdapterPlan, initializing: Collection[Path]) -> AdapterPlan:
     """Return a plan with a note on each file whose losses are scaled for optimizers that others initialize.
 
     What tests and examples of a library do, all of its other callers must do.
@@ -300,13 +302,13 @@ def _plan_with_notes_on_program(plan: AdapterPlan, imports: ImportIndex) -> Adap
         calls = [node for node, name in _core_uses_with_names(each) if name == "initialize"]
         if calls and each.is_changed and each.document is not None and each.migration is not None:
             planned = {absolute_path(one.path) for one in plan.files}
-            notes = _notes_on_program(each, planned, imports)
+            notes = _notes_on_rest_of_program(each, planned, imports)
             each = replace(each, migration=_migration_with_findings(each.migration, notes))
         files.append(each)
     return replace(plan, files=files)
 
 
-def _notes_on_program(
+def _notes_on_rest_of_program(
     file: FileMigration, planned: Container[Path], imports: ImportIndex
 ) -> Iterator[Finding]:
     """Yield notes on what else casts, or calls Apex, where a file that initializes runs.
@@ -321,7 +323,7 @@ def _notes_on_program(
     initialize = next((each for each in map(module.parent, uses) if isinstance(each, ast.Call)), uses[0])
     program = imports.files_of_program(own)
     for path in program:
-        if path in planned or not imports.does_module_answer(path, may_call_apex_through_package):
+        if path in planned or not imports.is_question_true_of_module(path, may_call_apex_through_package):
             continue
         other = imports.module_of_file(path)
         if other is not None and find_apex_callers_of_file(path, other, imports):
@@ -331,16 +333,16 @@ def _notes_on_program(
     if not isinstance(level, ast.Constant) or level.value == "O1":
 
         def others_that(holds: Callable[[Module], bool]) -> list[str]:
-            found = (path for path in program if imports.does_module_answer(path, holds))
+            found = (path for path in program if imports.is_question_true_of_module(path, holds))
             return [os.path.relpath(path, own.parent) for path in found]
 
-        yield from _notes_on_casts(names, initialize, others_that)
+        yield from _notes_on_o1_only_casts(names, initialize, others_that)
     for call, full in calls_with_model_and_optimizer(names):
         if imports.find_file_and_name_of_definition(own, full) is None:
             yield Finding.of_node(call, NOTE, RECEIVED.format(last_part(full), full.partition(".")[0]))
 
 
-def _notes_on_casts(
+def _notes_on_o1_only_casts(
     names: ModuleImports, initialize: ast.AST, others_that: Callable[[Callable[[Module], bool]], list[str]]
 ) -> Iterator[Finding]:
     """Yield notes on what O1 casts otherwise than the adapter, in a file or the others that run with it.
@@ -405,7 +407,7 @@ def _core_uses_with_names(file: FileMigration) -> list[tuple[ast.AST, str]]:
 
 def _first_core_staying_on_apex(files: Iterable[FileMigration]) -> str | None:
     """Return the name of the first file that calls `apex.amp` and stays on Apex; None without one."""
-    staying = (each for each in files if each.by_hand and not each.is_changed)
+    staying = (each for each in files if each.num_lines_by_hand and not each.is_changed)
     return next((each.path.name for each in staying if _core_uses_with_names(each)), None)
 
 

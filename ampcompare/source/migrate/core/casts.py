@@ -289,7 +289,7 @@ def _calls_of_torch_functions(
     for call in module.calls:
         name, meaning = last_name(call.func), module.resolve(call.func) or ""
         if meaning.startswith("torch.nn.") and name in layers:
-            if not _is_asked_for_attribute(module, call):
+            if not _is_only_attribute_used(module, call):
                 yield layers[name], True, call
         elif meaning.startswith("torch.nn.functional."):
             yield name, True, call
@@ -297,7 +297,7 @@ def _calls_of_torch_functions(
             yield name, False, call
 
 
-def _is_asked_for_attribute(module: Module, made: ast.Call) -> bool:
+def _is_only_attribute_used(module: Module, made: ast.Call) -> bool:
     """Return whether of a layer that is made nothing is used but an attribute, as `CrossEntropyLoss().ignore_index`."""
     outer = module.parent(made)
     around = module.parent(outer)

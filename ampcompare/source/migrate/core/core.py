@@ -116,7 +116,7 @@ def rewrite_core(
     index = around.index_of(module)
     sites = collect_sites(module, names, index)
     asked = next((node for node, meaning in names.uses if meaning.startswith(AMP_STATE)), None)
-    _refuse_apex_passed_on(module, names)
+    _refuse_apex_passed_or_rebound(module, names)
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads or asked):
         if names.imports:
             _refuse_calls_of_unseen_apex(module, names)
@@ -203,7 +203,7 @@ def _refuse_training_across_files(
             )
 
 
-def is_list_of_optimizers(module: Module, optimizers: ast.expr) -> bool:
+def holds_several_optimizers(module: Module, optimizers: ast.expr) -> bool:
     """Return whether a name stands for several optimizers: by what it is bound to, or else by its plural."""
     key, scope = dotted_name(optimizers) or "", module.scope_of.get(optimizers, module.top)
     values = [each for each in module.values_of(key, scope) or [] if not is_literal(each, None)]
@@ -214,7 +214,7 @@ def is_list_of_optimizers(module: Module, optimizers: ast.expr) -> bool:
     return PLURAL.search(key) is not None and not any(name[:1].isupper() for name in makers)
 
 
-def _refuse_apex_passed_on(module: Module, names: ModuleImports) -> None:
+def _refuse_apex_passed_or_rebound(module: Module, names: ModuleImports) -> None:
     """Refuse a module that passes Apex on, or binds its name to something else by the script's own choice."""
     for use, name in names.uses:
         if name in ("apex", "apex.amp") and _is_name_passed_on(module, use):
@@ -354,10 +354,10 @@ def _rewrite_backward(core: ApexCore, backward: BackwardPass) -> None:
     later = [node for node in uses if blocks.isdisjoint(module.ancestors(node))]
     if len(inside) == 1 and not later and getattr(module.parent(inside[0]), "attr", "") == "backward":
         edits.replace(inside[0], f"{scaler}.scale({loss})")
-        edits.unwrap_statement(statement, statement.body, inline)
+        edits.replace_statement_by_body(statement, statement.body, inline)
         return
     header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
-    edits.unwrap_statement(statement, statement.body, header)
+    edits.replace_statement_by_body(statement, statement.body, header)
 
 
 def _refuse_misuse_in_block(core: ApexCore, statement: ast.With) -> None:
@@ -387,7 +387,7 @@ def _refuse_loss_without_step(module: Module, sites: Sites) -> None:
             if last_part(key) not in stepped:
                 given = backward.arguments.get("optimizers")
                 is_several = not key.replace(".", "").isidentifier() or (
-                    given is not None and is_list_of_optimizers(module, given)
+                    given is not None and holds_several_optimizers(module, given)
                 )
                 raise UnsureRewrite(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
 

@@ -134,12 +134,12 @@ def _calls_after_fp16_cast(index: Index) -> Iterator[tuple[ast.Call, int]]:
                 break
 
 
-def _is_called_by_function(index: Index, call: ast.Call, given: ast.expr) -> bool:
+def _is_called_by_function(index: Index, call: ast.Call, argument: ast.expr) -> bool:
     """Return whether a function of the project gets an object and calls it."""
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
         if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             bound = arguments(call, each.module.positional_parameters(each.scope.node))
-            if any(one is given and calls_parameter(index, each, key) for key, one in bound.items()):
+            if any(one is argument and calls_parameter(index, each, key) for key, one in bound.items()):
                 return True
     return False
 

@@ -220,27 +220,29 @@ class _NamesOfOutputs:
             return Answer.YES if name == "pow" else Answer.NO
         return self._call_casts_outputs(node, full, held)
 
-    def _call_casts_outputs(self, call: ast.Call, full: str, held: list[ast.expr]) -> Answer:
+    def _call_casts_outputs(self, call: ast.Call, full: str, held_arguments: list[ast.expr]) -> Answer:
         """Return whether one of the functions that a call may name computes on arguments that came from autocast."""
         answers = []
         for each in self.functions_named_by(call) or (ImportedObject(full),):
             if isinstance(each, Called):
                 answers.append(self._project_function_casts(call, each))
             else:
-                answers.append(self._outside_function_casts(each.name, held))
+                answers.append(self._outside_function_casts(each.name, held_arguments))
         answer = strongest_answer(answers)
         is_of_model = answer is Answer.UNKNOWN and self._follower.is_model_call(self.module, call)
         return Answer.YES if is_of_model else answer
 
-    def _outside_function_casts(self, full: str, held: list[ast.expr]) -> Answer:
+    def _outside_function_casts(self, full: str, held_arguments: list[ast.expr]) -> Answer:
         """Return whether what is no function of the project computes, by its full name, if it has one."""
         package, _, rest = full.partition(".")
         if package in ("torch", "apex"):
             is_module = rest.startswith("nn.") and full.endswith(".__call__")
-            return Answer.YES if held and (is_module or last_part(full) in CASTS) else Answer.NO
+            return Answer.YES if held_arguments and (is_module or last_part(full) in CASTS) else Answer.NO
         if package in NUMBERS | sys.stdlib_module_names:
             return Answer.NO
-        is_direct = any(not isinstance(each, DISPLAYS) and not self._follower.is_loss(each) for each in held)
+        is_direct = any(
+            not isinstance(each, DISPLAYS) and not self._follower.is_loss(each) for each in held_arguments
+        )
         return Answer.UNKNOWN if is_direct else Answer.NO
 
     def _project_function_casts(self, call: ast.Call, function: Called) -> Answer:

@@ -87,12 +87,12 @@ def cast_or_refuse_outside_calls(core: ApexCore) -> None:
         core.wrapped |= _add_autocast_to_evaluations(core) | _cast_own_forward(core)
         add_autocast_behind_outputs(core)
     refuse_half_weights(core)
-    _refuse_half_inputs_outside(core)
+    _refuse_or_note_fp16_inputs(core)
     refuse_or_note_half_networks(core)
     _note_methods_trusted_by_name(core)
     if not model_casts_itself(core):
         _CallsOutsideAutocast(core).note_or_refuse_calls()
-        _note_other_computations(core)
+        _note_uncast_computations(core)
 
 
 def _add_autocast_to_evaluations(core: ApexCore) -> set[ast.AST]:
@@ -149,7 +149,7 @@ def _cast_own_forward(core: ApexCore) -> set[ast.AST]:
     return wrapped
 
 
-def _refuse_half_inputs_outside(core: ApexCore) -> None:
+def _refuse_or_note_fp16_inputs(core: ApexCore) -> None:
     """Refuse calls of a model that stay outside of autocast and may get fp16 tensors, and note those of methods.
 
     The weights, which were fp16 or cast at each call, are fp32 in the result.
@@ -234,7 +234,7 @@ def _method_surely_computes(core: ApexCore, module: Module, method: ast.Function
     return False
 
 
-def _note_other_computations(core: ApexCore) -> None:
+def _note_uncast_computations(core: ApexCore) -> None:
     """Note what else may compute outside of autocast: other objects that are called, and what gets a model."""
     module = core.module
     homes = {module.function_around(first) for first, _ in core.forward.regions} | {

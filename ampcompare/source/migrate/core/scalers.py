@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass
 
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.read.apex_guards import asks_only_for_apex
+from ampcompare.source.migrate.read.apex_guards import tests_only_apex_presence
 from ampcompare.source.migrate.read.sites import InitializeCall, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, dotted_name, names_bound_in, walk
@@ -87,7 +87,7 @@ def ifs_around_call(module: Module, initialize: InitializeCall) -> list[ast.If]:
     """
     found = []
     for outer in module.ancestors(initialize.statement):
-        if isinstance(outer, ast.If) and not asks_only_for_apex(module, outer.test):
+        if isinstance(outer, ast.If) and not tests_only_apex_presence(module, outer.test):
             found.append(outer)
         elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             break

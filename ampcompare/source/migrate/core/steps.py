@@ -426,10 +426,12 @@ def refuse_fp16_parameter_tensors(core: ApexCore) -> None:
                 core.findings.append(Finding.of_node(each, BY_HAND, message))
 
 
-def _members_of_parameters(given: ast.expr) -> list[ast.expr]:
+def _members_of_parameters(parameters: ast.expr) -> list[ast.expr]:
     """Return what a list of parameters holds, or a list of groups of them."""
-    inside = given.values if isinstance(given, ast.Dict) else getattr(given, "elts", None)
-    return [given] if inside is None else [leaf for each in inside for leaf in _members_of_parameters(each)]
+    inside = parameters.values if isinstance(parameters, ast.Dict) else getattr(parameters, "elts", None)
+    return (
+        [parameters] if inside is None else [leaf for each in inside for leaf in _members_of_parameters(each)]
+    )
 
 
 def _makes_fp16_tensor(core: ApexCore, value: ast.expr | None) -> bool:

@@ -24,8 +24,8 @@ from ampcompare.source.migrate.ordinary.words import (
 )
 from ampcompare.source.migrate.read.apex_guards import (
     ANSWERED,
-    asks_only_for_apex,
     is_only_tested_for_presence,
+    tests_only_apex_presence,
 )
 from ampcompare.source.migrate.read.finding import Finding, UnsureRewrite, without_advice
 from ampcompare.source.object_kinds import ObjectKinds
@@ -167,7 +167,7 @@ def _is_test_of_variable_or_apex(module: Module, test: ast.expr) -> bool:
     """Return whether a test asks for a variable, for whether Apex is there, or for both."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return all(_is_test_of_variable_or_apex(module, each) for each in test.values)
-    return dotted_name(test) is not None or asks_only_for_apex(module, test)
+    return dotted_name(test) is not None or tests_only_apex_presence(module, test)
 
 
 def _refuse_unusual_initialize(core: ApexCore) -> None:

@@ -150,7 +150,7 @@ def places_replacing_apex(module: Module) -> Iterator[ast.Subscript]:
                 yield each
 
 
-def asks_only_for_apex(module: Module, test: ast.expr) -> bool:
+def tests_only_apex_presence(module: Module, test: ast.expr) -> bool:
     """Return whether a test asks for nothing but whether Apex is there, as `amp is not None` does."""
     node = test.left if isinstance(test, ast.Compare) else test
     return module.resolve(node, follow=False) in ("apex", "apex.amp") and is_only_tested_for_presence(
@@ -306,7 +306,7 @@ def _replace_if_by_taken_branch(module: Module, edits: Edits, node: ast.If, valu
     elif module.is_elif(kept[0]):
         edits.replace_span(module.start_of(node), module.start_of(kept[0]) + len("el"), "")
     elif module.begins_line(kept[0]) and module.begins_line(node):
-        edits.unwrap_statement(node, kept)
+        edits.replace_statement_by_body(node, kept)
     else:
         return False
     return True

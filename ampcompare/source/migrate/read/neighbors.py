@@ -66,7 +66,7 @@ class Neighbors:
         """Return the module of a text, that of the file where it is its own."""
         return Project(self.path, imports=self.imports).module_of_text(text)
 
-    def modules_linked_to(self, module: Module) -> Iterator[tuple[Path, Module]]:
+    def modules_sharing_training(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the other modules with a part of Apex's core through which the same training may go.
 
         One imports the other, or a third one both; where a file imports too many to look at, it may import any.
@@ -77,7 +77,7 @@ class Neighbors:
         around = imports.files_around(own)
         reached = [{path, *imports.files_imported_transitively(path)} for path in (*around, own)]
         for path in around:
-            if imports.does_module_answer(path, has_part_of_training):
+            if imports.is_question_true_of_module(path, has_part_of_training):
                 both = {path, own}
                 if any(_may_reach_both(both, theirs) for theirs in reached):
                     yield from self.project_of(module).modules_of_files([path])
@@ -93,14 +93,16 @@ class Neighbors:
         if (place := self._imports_and_path(module)) is None:
             return
         imports, own = place
-        for path, _ in self.modules_linked_to(module):
+        for path, _ in self.modules_sharing_training(module):
             apart = own not in imports.files_imported_transitively(
                 path
             ) and path not in imports.files_imported_transitively(own)
-            if not (apart and _trains_alone(module) and imports.does_module_answer(path, _trains_alone)):
+            if not (
+                apart and _trains_alone(module) and imports.is_question_true_of_module(path, _trains_alone)
+            ):
                 yield path
         for path in imports.files_of_project_with(own, frozenset(APEX)) if everywhere else ():
-            if path != own and imports.does_module_answer(path, needs_scaler):
+            if path != own and imports.is_question_true_of_module(path, needs_scaler):
                 yield path
 
     def modules_checking_apex(self, module: Module) -> Iterator[tuple[Path, Module]]:
@@ -114,7 +116,7 @@ class Neighbors:
         checking = [
             path
             for path in imports.files_around(own)
-            if imports.does_module_answer(path, has_part_of_training)
+            if imports.is_question_true_of_module(path, has_part_of_training)
             and (
                 path in imports.files_imported_transitively(own)
                 or own in imports.files_imported_transitively(path)
@@ -147,7 +149,7 @@ class Neighbors:
     def files_of_program_that(self, module: Module, question: Callable[[Module], bool]) -> list[Path]:
         """Return the other files that run where a module does and of whose modules a question is true."""
         program = self.files_of_program(module)
-        return [path for path in program if self.imports.does_module_answer(path, question)]
+        return [path for path in program if self.imports.is_question_true_of_module(path, question)]
 
     def runs_with_adapter(self, module: Module) -> bool:
         """Return whether a module, or another file that runs with it, imports the adapter."""

@@ -291,7 +291,7 @@ class _EventFollower(CallFollower):
         """Return the events of a function or of the module."""
         self.found: list[GradientEvent] = []
         self._calls = ()
-        self.follow(scope)
+        self.follow_scope(scope)
         return self.found
 
     def handle_node(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
@@ -384,7 +384,9 @@ class _EventFollower(CallFollower):
         elif WORKS_ON_GRADIENTS.search(name):
             self._record_unknown_call(call, frame, carried or {"all" if "scale" in name else "gradients"})
             return
-        if not carried and not _may_touch_by_name(call, unknown=isinstance(callee, UnknownFunction)):
+        if not carried and not _may_touch_gradients_by_name(
+            call, unknown=isinstance(callee, UnknownFunction)
+        ):
             return
         if SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update":
             self._record_event("shows", call, frame)
@@ -536,7 +538,7 @@ def _is_method_of_self(call: ast.Call) -> bool:
     return isinstance(owner, ast.Name) and owner.id == "self"
 
 
-def _may_touch_by_name(call: ast.Call, *, unknown: bool) -> bool:
+def _may_touch_gradients_by_name(call: ast.Call, *, unknown: bool) -> bool:
     """Return whether a call that gets nothing with gradients may touch those of its object, by the names alone.
 
     Args:

@@ -251,17 +251,17 @@ def _make_pass_of_block(module: Module, call: ast.Call) -> BackwardPass:
     return BackwardPass(statement, module.function_around(call), *given)
 
 
-def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
-    tails = set(map(last_part, known))
+def _add_steps(module: Module, sites: Sites, scaled_optimizers: set[str]) -> None:
+    tails = set(map(last_part, scaled_optimizers))
     for node, stepped in module.method_calls("step"):
         key = dotted_name(stepped)
         if key is None:
             key = module.source(stepped)
-            if key not in known:
+            if key not in scaled_optimizers:
                 continue
-        elif key not in known and last_part(key) not in tails:
+        elif key not in scaled_optimizers and last_part(key) not in tails:
             continue
-        elif key not in known and any(each.startswith(f"{key}.") for each in known):
+        elif key not in scaled_optimizers and any(each.startswith(f"{key}.") for each in scaled_optimizers):
             continue  # an object around an optimizer, as `task.optimizer` of `task.optimizer.optimizer`
         if node.args or any(each.arg in (None, "closure") for each in node.keywords):
             unseen = next((module.source(each.value) for each in node.keywords if each.arg is None), "")
@@ -273,7 +273,7 @@ def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
 
 
 def _add_plain_backwards(
-    module: Module, sites: Sites, known: set[str], names: ModuleImports, index: Index
+    module: Module, sites: Sites, scaled_optimizers: set[str], names: ModuleImports, index: Index
 ) -> None:
     """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers.
 
@@ -296,7 +296,7 @@ def _add_plain_backwards(
         if of_scaled or of_fp16_optimizer or not functions.isdisjoint(_functions_of_call(index, node)):
             continue  # the last is a method with a block
         blocks = [each for each in sites.backwards if each.block]
-        if _is_backward_of_other_object(node, known, names):
+        if _is_backward_of_other_object(node, scaled_optimizers, names):
             if not _excludes_all_blocks(module, node, blocks):
                 raise UnsureRewrite(node, OF_ANOTHER.format(ast.unparse(node.func)))
         elif _is_scaled_loss(loss):
@@ -307,14 +307,16 @@ def _add_plain_backwards(
             sites.natives.append(node)
         else:
             step = _find_optimizer_of_next_step(module, node)
-            if step is not None and last_part(step) not in map(last_part, known):
-                raise UnsureRewrite(node, _why_step_is_apart(module, sites, node, step, known))
+            if step is not None and last_part(step) not in map(last_part, scaled_optimizers):
+                raise UnsureRewrite(node, _why_step_is_apart(module, sites, node, step, scaled_optimizers))
             sites.backwards.append(BackwardPass(statement, module.function_around(node), loss, (), False))
 
 
-def _why_step_is_apart(module: Module, sites: Sites, backward: ast.Call, step: str, known: set[str]) -> str:
+def _why_step_is_apart(
+    module: Module, sites: Sites, backward: ast.Call, step: str, scaled_optimizers: set[str]
+) -> str:
     """Return why the optimizer of a step is none of those that are known to be scaled for, as far as that is sure."""
-    inner = next((each for each in sorted(known) if each.startswith(f"{step}.")), None)
+    inner = next((each for each in sorted(scaled_optimizers) if each.startswith(f"{step}.")), None)
     if inner is not None:
         return AROUND.format(step, inner)
     values = module.values_of(step, module.scope_of[backward]) or []
@@ -332,7 +334,7 @@ def _is_scaled_loss(loss: ast.expr) -> bool:
     return receiver_of(loss, ("scale",)) is not None
 
 
-def _is_backward_of_other_object(call: ast.Call, known: set[str], names: ModuleImports) -> bool:
+def _is_backward_of_other_object(call: ast.Call, scaled_optimizers: set[str], names: ModuleImports) -> bool:
     """Return whether a call of `backward` is not that of a loss, but of a module or object that gets the loss."""
     owner = dotted_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
     if owner is None:
@@ -340,7 +342,7 @@ def _is_backward_of_other_object(call: ast.Call, known: set[str], names: ModuleI
     given = [dotted_name(each) or "" for each in call.args]
     return (
         owner.partition(".")[0] in names.modules
-        or any(each in known for each in given)
+        or any(each in scaled_optimizers for each in given)
         or ("loss" not in owner.lower() and any("loss" in each.lower() for each in given))
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ampcompare.source.module import Module, Scope
 
 
-class Shape(Enum):
+class DimensionCount(Enum):
     """How many dimensions a value may have."""
 
     PLAIN = auto()  # a number of Python, or what else is no tensor
@@ -30,8 +30,8 @@ class Shape(Enum):
     TENSOR = auto()  # any other
 
 
-Shapes = frozenset[Shape]
-PLAIN, NUMBER, ROW, TENSOR = (frozenset({each}) for each in Shape)
+Shapes = frozenset[DimensionCount]
+PLAIN, NUMBER, ROW, TENSOR = (frozenset({each}) for each in DimensionCount)
 REDUCING = frozenset({
     "sum", "mean", "max", "min", "norm", "prod", "amax", "amin", "median", "nanmedian", "nanmean", "nansum",
     "logsumexp", "quantile",
@@ -103,7 +103,9 @@ class ScalarTensorFinder:
             return isinstance(node, ast.Call) and self._passes_number(node)
         shapes = [(self._shapes_of(each), self._is_made_fp32(each)) for each in operands]
         return any(
-            Shape.NUMBER in one and {Shape.TENSOR, Shape.ROW} & other and not is_fp32
+            DimensionCount.NUMBER in one
+            and {DimensionCount.TENSOR, DimensionCount.ROW} & other
+            and not is_fp32
             for (one, _), (other, is_fp32) in permutations(shapes, 2)
         )
 
@@ -121,7 +123,7 @@ class ScalarTensorFinder:
         """Return whether a function of the module, or a method of the class, gets such a number."""
         if self._function_of_module_or_class(call, self._module.scope_of.get(call, self._module.top)) is None:
             return False
-        return any(Shape.NUMBER in self._shapes_of(each) for each in argument_values(call))
+        return any(DimensionCount.NUMBER in self._shapes_of(each) for each in argument_values(call))
 
     def _receivers_of(self, call: ast.Call) -> list[ast.expr]:
         """Return the tensor whose method is called, in a list; an empty one for a function of a module."""
@@ -167,7 +169,7 @@ class ScalarTensorFinder:
         """Return the shapes of a variable or result that has one of several values."""
         if key not in self._asked:
             self._asked.add(key)
-            found = frozenset[Shape]().union(*map(self._shapes_of, values))
+            found = frozenset[DimensionCount]().union(*map(self._shapes_of, values))
             self._known[key] = self._known.get(key, frozenset()) | found
         return self._known.get(key, frozenset())
 
@@ -194,7 +196,7 @@ class ScalarTensorFinder:
         if name in PAIRS:
             return self._shapes_of(node) | ROW
         shapes = self._shapes_of(node)
-        return frozenset(Shape.NUMBER if each is Shape.ROW else each for each in shapes)
+        return frozenset(DimensionCount.NUMBER if each is DimensionCount.ROW else each for each in shapes)
 
     def _shapes_of_subscript(self, node: ast.Subscript, scope: Scope) -> Shapes:
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -204,22 +206,26 @@ class ScalarTensorFinder:
             )
             return (
                 NUMBER
-                if is_open and Shape.ROW in self._shapes_of(node.value)
+                if is_open and DimensionCount.ROW in self._shapes_of(node.value)
                 else self._shapes_of(node.value)
             )
         if len(indices) > 1:
             return NUMBER
-        found = set[Shape]()
+        found = set[DimensionCount]()
         for each in self._shapes_of(node.value):
-            found.add({Shape.ROW: Shape.NUMBER, Shape.TENSOR: Shape.ROW}.get(each, each))
-            if each is Shape.TENSOR:
-                found.add(Shape.TENSOR)
+            found.add(
+                {DimensionCount.ROW: DimensionCount.NUMBER, DimensionCount.TENSOR: DimensionCount.ROW}.get(
+                    each, each
+                )
+            )
+            if each is DimensionCount.TENSOR:
+                found.add(DimensionCount.TENSOR)
         return frozenset(found)
 
     def _may_be_integer(self, node: ast.expr) -> bool:
         if isinstance(node, (ast.Slice, ast.Compare)) or getattr(node, "value", 0) in (None, ...):
             return False
-        return Shape.PLAIN in self._shapes_of(node)
+        return DimensionCount.PLAIN in self._shapes_of(node)
 
     def _shapes_of_call(self, call: ast.Call, scope: Scope) -> Shapes:
         name, receivers = last_name(call.func), self._receivers_of(call)
@@ -255,7 +261,7 @@ class ScalarTensorFinder:
         if name in REDUCING and values:
             return self._shapes_of_reduction(call, values[0], values[1:])
         if name in FLAT and values:
-            return self._shapes_of_flat(name, values[0], values[1:])
+            return self._shapes_of_reshaped_tensor(name, values[0], values[1:])
         if name in KEEPING and values:
             return self._shapes_of(values[0])
         return PLAIN if name in OF_PYTHON else self._shapes_of_own_function(call, scope)
@@ -269,12 +275,12 @@ class ScalarTensorFinder:
     def _is_of_torch(self, call: ast.Call) -> bool:
         return (self._module.resolve(call.func) or "").startswith("torch.")
 
-    def _shapes_of_flat(self, name: str, tensor: ast.expr, options: list[ast.expr]) -> Shapes:
+    def _shapes_of_reshaped_tensor(self, name: str, tensor: ast.expr, options: list[ast.expr]) -> Shapes:
         if len(options) == 1 and isinstance(options[0], (ast.List, ast.Tuple)) and not options[0].elts:
             return NUMBER
         if name == "squeeze":
             shapes = self._shapes_of(tensor)
-            return NUMBER if Shape.ROW in shapes or Shape.NUMBER in shapes else shapes
+            return NUMBER if DimensionCount.ROW in shapes or DimensionCount.NUMBER in shapes else shapes
         return ROW if len(options) < 2 else TENSOR
 
     def _shapes_of_reduction(self, call: ast.Call, tensor: ast.expr, options: list[ast.expr]) -> Shapes:
@@ -287,7 +293,7 @@ class ScalarTensorFinder:
         if keeps or len(options) > 1 + (last_name(call.func) == "norm"):
             return shapes
         dims = getattr(options[0], "elts", [])
-        if Shape.ROW in shapes or Shape.NUMBER in shapes or len(dims) > MAX_DIMS:
+        if DimensionCount.ROW in shapes or DimensionCount.NUMBER in shapes or len(dims) > MAX_DIMS:
             return NUMBER
         return TENSOR if last_name(call.func) in PAIRS else ROW
 
@@ -321,5 +327,5 @@ def _is_false(node: ast.expr) -> bool:
 
 def _shapes_of_arithmetic(left: Shapes, right: Shapes) -> Shapes:
     """Return the shapes of a result: that of the operand with more dimensions; none where one is not known yet."""
-    order = (Shape.PLAIN, Shape.NUMBER, Shape.ROW, Shape.TENSOR)
+    order = (DimensionCount.PLAIN, DimensionCount.NUMBER, DimensionCount.ROW, DimensionCount.TENSOR)
     return frozenset(max(one, other, key=order.index) for one in left for other in right)

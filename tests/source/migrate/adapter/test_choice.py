@@ -69,7 +69,7 @@ def test_a_layer_that_is_none_of_torch_is_rewritten_only_where_nothing_asks_for_
     choice = choose_rewrite_or_adapter(paths)
     assert (layer in choice.reasons) == asks
     (result,) = choose_rewrite_or_adapter([layer], only_ordinary=False).files
-    assert bool(result.by_hand) == asks
+    assert bool(result.num_lines_by_hand) == asks
     if asks:
         (finding,) = result.migration.left_by_hand  # type: ignore[union-attr]
         assert "line 4 of train.py asks for torch's LayerNorm" in finding.message
@@ -113,7 +113,7 @@ def test_what_the_adapter_lacks_has_no_reason_to_take_it(tmp_path: Path) -> None
     )
     choice = choose_rewrite_or_adapter([path])
     assert not choice.reasons
-    assert [each.by_hand for each in choice.files] == [1]
+    assert [each.num_lines_by_hand for each in choice.files] == [1]
 
 
 def test_a_file_that_shares_its_import_of_apex_says_nothing_of_rewrites_elsewhere(tmp_path: Path) -> None:

@@ -583,7 +583,7 @@ def test_a_file_that_imports_its_own_modules_in_two_ways_is_named(tmp_path: Path
     # two modules of one name
     (tmp_path / "pkg" / "train.py").write_text(f"from parts import x\nfrom .parts import y\n{USE}{MAIN}")
     (plan,), _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
-    assert not any(each.by_hand for each in plan.files)
+    assert not any(each.num_lines_by_hand for each in plan.files)
 
 
 @pytest.mark.parametrize(("importer", "is_named"), [("pkg.sub.engine", True), ("sub.engine", False)])

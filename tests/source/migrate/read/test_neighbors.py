@@ -142,7 +142,7 @@ def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> N
     """What it does cannot be seen; nor may the step run where no loss was scaled."""
     _files(tmp_path, one=HEAD + TWO_PASSES.replace("{call}", "engine.backward(loss, opt)"))
     migration = migrate_file(tmp_path / "one.py")
-    assert migration.by_hand == 1
+    assert migration.num_lines_by_hand == 1
     assert "engine.backward is no backward pass of a loss by its name and arguments" in migration.lines()[0]
     branches = (
         "if args.half_prec:\n            opt.zero_grad()\n        else:\n            engine.backward(loss)"
@@ -281,7 +281,7 @@ def test_amp_and_the_question_for_it_that_a_star_import_passes_on(tmp_path: Path
     question += "        return False\n"
     shared = "from question import has_apex\nif has_apex():\n    from apex import amp\n"
     _files(tmp_path, question=question, shared=shared, loop=f"from shared import *\n{TRAIN}{MAIN}")
-    assert migrate_file(tmp_path / "loop.py").by_hand
+    assert migrate_file(tmp_path / "loop.py").num_lines_by_hand
     assert shared.splitlines()[-1] in _migrated(tmp_path / "shared.py").splitlines()
     assert "apex import" in _migrated(tmp_path / "question.py")
     _files(tmp_path, loop=f"from shared import *\nfrom apex import amp\n{TRAIN}{MAIN}")
