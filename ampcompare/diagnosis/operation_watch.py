@@ -400,22 +400,15 @@ class OperationWatch(TorchDispatchMode):
         results = _floating_tensors_in(output)
         if not results:
             return
-        wide, alone = _floating_tensors_in(exact), _floating_tensors_in(own)
-        wide = wide if len(wide) == len(results) else []
-        alone = alone if len(alone) == len(results) else []
         constant = key[1] in CONSTANT
         # To widen a 16-bit tensor changes no value: its counts are known.
-        source = (
-            self._find_event_that_counted(given[0])
-            if key[1] == "_to_copy" and given and given[0].dtype in HALF_DTYPES
-            else None
-        )
-        for place, result in enumerate(results):
-            wide_result = wide[place] if wide else None
+        is_cast_of_half = key[1] == "_to_copy" and bool(given) and given[0].dtype in HALF_DTYPES
+        source = self._find_event_that_counted(given[0]) if is_cast_of_half else None
+        wide, alone = _tensors_for_results(exact, results), _tensors_for_results(own, results)
+        for result, wide_result, by_itself in zip(results, wide, alone, strict=True):
             if wide_result is not None and id(result) not in written:
                 wide_result = self._keep_and_return_wide_result(result, wide_result)
             self._producer[_storage_address(result)] = len(self._step.events)
-            by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
                 row = range_counts_without_lost(source.row)
             else:
@@ -604,6 +597,12 @@ def _tensors_in(value: Any) -> list[Tensor]:
         elif isinstance(item, list | tuple | dict):
             found += _tensors_in(item)
     return found
+
+
+def _tensors_for_results(value: Any, results: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the floating tensors of another run of an operation, one for each result; None where it gave others."""
+    found = _floating_tensors_in(value)
+    return found if len(found) == len(results) else [None] * len(results)
 
 
 def _floating_tensors_in(value: Any) -> list[Tensor]:

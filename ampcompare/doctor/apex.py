@@ -60,47 +60,11 @@ def examine_apex(
         return _make_check(install, shim, "absent", "ok", "not installed", reason)
     if install.has_amp:
         return _check_apex_with_amp(install, shim, path, seconds)
-    assert install.path is not None
-    aside = quote(f"{install.path}-clone")
     if install.kind == "namespace":
-        is_clone = (install.path / "setup.py").is_file()
-        what = "a clone of the repository" if is_clone else "a folder without __init__.py"
-        commit = f" at commit {install.commit[:8]}" if install.commit else ""
-        reason = (
-            f"{install.path} is on the import path, so `import apex` finds it as an empty namespace package and `from "
-            "apex import amp` ends with \"cannot import name 'amp' from 'apex' (unknown location)\". Start Python in "
-            "another folder, rename this one, or install from it"
-        )
-        build = (
-            (f"git -C {aside} checkout 25.05", f"{INSTALL.rpartition(' ')[0]} {aside}") if is_clone else ()
-        )
-        remedy = (f"mv {quote(str(install.path))} {aside}", *build)
-        return _make_check(
-            install, shim, "namespace", "warning", f"{what}{commit}, not installed", reason, remedy
-        )
-    if install.kind == "no_amp" and shim.on:
-        added = ", ".join(missing_submodules(install.path))
-        reason = (
-            f"the shim adds {added}, which NVIDIA removed; kernels and contrib are those in {install.path}"
-        )
-        return _make_check(
-            install, shim, "grafted", "ok", f"{_name_of_install(install)}; the shim is on", reason
-        )
+        return _check_namespace(install, shim)
     if install.kind == "no_amp":
-        reason = (
-            f"{install.path} has no amp, parallel or fp16_utils: NVIDIA removed them on 8 May 2025. Scripts end "
-            "with \"cannot import name 'amp' from 'apex'\". The shim adds them and leaves the rest; `ampcompare shim "
-            "off` takes that back. The last tag that has them is 25.05; apex arms run on engine=compat"
-        )
-        return _make_check(
-            install,
-            shim,
-            "no_amp",
-            "warning",
-            f"{_name_of_install(install)} without apex.amp",
-            reason,
-            (SHIM,),
-        )
+        return _check_apex_without_amp(install, shim)
+    assert install.path is not None
     if install.path.suffix == ".py":
         reason = "a file called apex.py hides any installed Apex from scripts next to it"
         remedy = (f"mv {quote(str(install.path))} {quote(str(install.path.with_name('apex_script.py')))}",)
@@ -112,6 +76,43 @@ def examine_apex(
     )
     value = f"not NVIDIA's: the unrelated package of PyPI, version {install.version}"
     return _make_check(install, shim, "impostor", "warning", value, reason, (UNINSTALL,))
+
+
+def _check_namespace(install: ApexInstall, shim: ShimStatus) -> Check:
+    """Return the finding on a folder without __init__.py, such as a clone of the repository."""
+    assert install.path is not None
+    aside = quote(f"{install.path}-clone")
+    is_clone = (install.path / "setup.py").is_file()
+    what = "a clone of the repository" if is_clone else "a folder without __init__.py"
+    commit = f" at commit {install.commit[:8]}" if install.commit else ""
+    reason = (
+        f"{install.path} is on the import path, so `import apex` finds it as an empty namespace package and `from "
+        "apex import amp` ends with \"cannot import name 'amp' from 'apex' (unknown location)\". Start Python in "
+        "another folder, rename this one, or install from it"
+    )
+    remedy = [f"mv {quote(str(install.path))} {aside}"]
+    if is_clone:
+        remedy += [f"git -C {aside} checkout 25.05", f"{INSTALL.rpartition(' ')[0]} {aside}"]
+    value = f"{what}{commit}, not installed"
+    return _make_check(install, shim, "namespace", "warning", value, reason, tuple(remedy))
+
+
+def _check_apex_without_amp(install: ApexInstall, shim: ShimStatus) -> Check:
+    """Return the finding on an Apex of after May 2025, with what the shim adds to it or could."""
+    assert install.path is not None
+    name = _name_of_install(install)
+    if shim.on:
+        added = ", ".join(missing_submodules(install.path))
+        reason = (
+            f"the shim adds {added}, which NVIDIA removed; kernels and contrib are those in {install.path}"
+        )
+        return _make_check(install, shim, "grafted", "ok", f"{name}; the shim is on", reason)
+    reason = (
+        f"{install.path} has no amp, parallel or fp16_utils: NVIDIA removed them on 8 May 2025. Scripts end "
+        "with \"cannot import name 'amp' from 'apex'\". The shim adds them and leaves the rest; `ampcompare shim "
+        "off` takes that back. The last tag that has them is 25.05; apex arms run on engine=compat"
+    )
+    return _make_check(install, shim, "no_amp", "warning", f"{name} without apex.amp", reason, (SHIM,))
 
 
 def _apex_install_for_script() -> ApexInstall:
@@ -134,12 +135,7 @@ def _check_apex_with_amp(
 ) -> Check:
     """Return the finding on an Apex that has `amp`: hidden, of another build, broken, or ready."""
     assert install.path is not None
-    folder = os.path.realpath(install.path.parent)
-    if (
-        path is None
-        and folder == os.path.realpath(".")
-        and folder not in map(os.path.realpath, search_path_of_child())
-    ):
+    if path is None and _is_seen_in_working_directory_alone(install.path.parent):
         reason = (
             "a folder called apex in the working directory hides any installed Apex from scripts next to it. Nothing "
             "in it was run, and arms do not use it: install it, or start in another folder"
@@ -148,6 +144,7 @@ def _check_apex_with_amp(
         return _make_check(
             install, shim, "shadowed", "warning", f"the folder {install.path}, not installed", reason, remedy
         )
+    name = _name_of_install(install)
     rebuild = REBUILD_ROCM if install.maker == "ROCm" else REBUILD
     kernels = ask("apex_kernels", path=path, seconds=seconds) if install.kind == "full" else None
     amp = ask("apex_amp_import", path=path, seconds=seconds)
@@ -157,49 +154,31 @@ def _check_apex_with_amp(
             f"import amp_C {how} {kernels.failure}. They were probably built against another torch, CUDA or Python. "
             "Rebuild Apex with this torch"
         )
-        value, usable = f"{_name_of_install(install)}, whose compiled kernels do not load", amp.has_returned
+        value = f"{name}, whose compiled kernels do not load"
         return _make_check(
-            install,
-            shim,
-            "other_build",
-            "problem",
-            value,
-            reason,
-            rebuild,
-            usable=usable,
-            failure=kernels.failure,
-        )
+            install, shim, "other_build", "problem", value, reason, rebuild,
+            usable=amp.has_returned, failure=kernels.failure,
+        )  # fmt: skip
     if not amp.has_returned or amp.value["lacks"]:
         why = amp.failure or f"it lacks {', '.join(amp.value['lacks'])}"
-        value = f"{_name_of_install(install)}, and apex.amp cannot be imported"
+        value = f"{name}, and apex.amp cannot be imported"
         reason = f"importing apex.amp from {install.path}: {why}. It may be older than this torch, or partly installed"
         return _make_check(install, shim, "broken", "problem", value, reason, rebuild, failure=why)
     if kernels is not None:
-        reason = f"in {install.path}. On torch 2.4 and later its O1 raises where a weight is used twice"
-        reason += "; compat does not"
-        return _make_check(
-            install,
-            shim,
-            "full",
-            "ok",
-            f"{_name_of_install(install)}, with compiled kernels",
-            reason,
-            usable=True,
-        )
+        reason = f"in {install.path}. On torch 2.4 and later its O1 raises where a weight is used twice; compat does not"
+        return _make_check(install, shim, "full", "ok", f"{name}, with compiled kernels", reason, usable=True)
     reason = (
         f"{install.path} has no compiled kernels (amp_C): amp works, slower; FusedAdam, FusedLAMB and FusedSGD raise "
         "\"No module named 'amp_C'\" or the like. Build it with its extensions if times matter"
     )
-    return _make_check(
-        install,
-        shim,
-        "python_only",
-        "note",
-        f"{_name_of_install(install)}, Python only",
-        reason,
-        rebuild,
-        usable=True,
-    )
+    value = f"{name}, Python only"
+    return _make_check(install, shim, "python_only", "note", value, reason, rebuild, usable=True)
+
+
+def _is_seen_in_working_directory_alone(parent: Path) -> bool:
+    """Return whether a folder is the working directory, in which no child process looks for modules."""
+    folder = os.path.realpath(parent)
+    return folder == os.path.realpath(".") and folder not in map(os.path.realpath, search_path_of_child())
 
 
 def _make_check(

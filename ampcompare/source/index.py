@@ -502,27 +502,19 @@ class Index:
     def _values_of_parameter(self, scope: Scope, name: str, receiver: Scope | None) -> Values:
         node = scope.node
         assert not isinstance(node, (ast.Module, ast.ClassDef))
-        owner = (
-            scope.parent if scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef) else None
-        )
-        first = [each.arg for each in (*node.args.posonlyargs, *node.args.args)][:1]
-        if owner is not None and first == [name] and not self._is_static(scope):
-            return self._values_of_self(owner, receiver, is_class=_has_decorator(node, "classmethod"))
+        positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+        is_method = scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef)
+        if is_method and scope.parent is not None and not self._is_static(scope):
+            if positional[:1] == [name]:
+                is_class = _has_decorator(node, "classmethod")
+                return self._values_of_self(scope.parent, receiver, is_class=is_class)
+            positional = positional[1:]
+        defaults = _defaults_of_parameters(node.args, positional)
         found: set[Value] = set()
         calls, complete = self.possible_calls_and_completeness(scope)
-        if not complete or isinstance(node, ast.Lambda):
+        is_called_unseen = not calls and scope not in self._decorated_by_function
+        if not complete or is_called_unseen or isinstance(node, ast.Lambda):
             found.add(UNKNOWN)
-        if not calls and scope not in self._decorated_by_function:
-            found.add(UNKNOWN)
-        positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-        if owner is not None and not self._is_static(scope):
-            positional = positional[1:]
-        defaults = dict(zip(reversed(positional), reversed(node.args.defaults), strict=False))
-        defaults |= {
-            each.arg: value
-            for each, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-            if value is not None
-        }
         for call in calls:
             home = self._scope_of_call[call]
             value = _argument_given_for(call, positional, name)
@@ -1138,6 +1130,20 @@ def _decorator_returns_function(scope: Scope) -> bool:
         and each.value.id in scope.parameters
         for each in nodes_of_scope(scope)
     )
+
+
+def _defaults_of_parameters(arguments: ast.arguments, positional: list[str]) -> dict[str, ast.expr]:
+    """Return the defaults of parameters by their names.
+
+    Args:
+        arguments: of a function.
+        positional: the names of those that are passed by their place, without the first of a method.
+    """
+    defaults = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
+    for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if value is not None:
+            defaults[each.arg] = value
+    return defaults
 
 
 def _argument_given_for(call: ast.Call, positional: list[str], name: str) -> ast.expr | object | None:

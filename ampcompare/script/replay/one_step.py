@@ -22,7 +22,7 @@ import random
 import runpy
 import sys
 import types
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -389,54 +389,77 @@ def outputs_and_gradients_of_call(
             tensor = _nudged_tensor(tensor.double(), nudge, noise)
         return tensor
 
-    leaves: List[Tensor] = []
-    needs, narrow = iter(call["needs"]), iter(types or ())
-
-    def make(tensor: Tensor) -> Tensor:
-        leaf, kind = change(tensor), next(narrow, tensor.dtype)
-        leaf = leaf.to(kind) if kind in FLOATS and is_floating_tensor(leaf) and not double else leaf
-        if next(needs) and is_floating_tensor(leaf):
-            leaf = leaf.clone().requires_grad_(True)
-            leaves.append(leaf)
-        return leaf.clone()  # the module may change it in place
-
-    drawn = next(
-        (one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_floating_tensor(one)),
-        torch.float32,
-    )
+    inputs = _InputLeaves(call["needs"], change, () if double else types or ())
     with contextlib.ExitStack() as stack:
         stack.enter_context(weights_and_buffers_changed_in(module, change))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(autocast_restored(autocast))
-        args, kwargs = with_tensors_changed(make, call["args"]), with_tensors_changed(make, call["kwargs"])
+        args = with_tensors_changed(inputs.next_input, call["args"])
+        kwargs = with_tensors_changed(inputs.next_input, call["kwargs"])
         restore_torch_generators(call["generators"])
         if nudge:
             stack.enter_context(
                 _module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise))
             )
-        stack.enter_context(
-            _fp64_and_dropout_replay(drawn, [] if masks is None else masks, given or [], double=double)
-        )
+        noted = [] if masks is None else masks
+        stack.enter_context(_fp64_and_dropout_replay(_type_of_dropout(call), noted, given or [], double=double))
         with _own_operations_recorded(module, operations):
             outputs = tensors_in((module if run is None else run)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        into_outputs = []
-        for output, gradient in zip(outputs, call["gradients"]):
-            passes_back = gradient is not None and output.requires_grad
-            into_outputs.append((change(gradient) * scale).to(output.dtype) if passes_back else None)
-        found = _gradients_of_inputs(outputs, into_outputs, leaves + list(weights.values()))
+        into_outputs = [
+            (change(gradient) * scale).to(output.dtype)
+            if gradient is not None and output.requires_grad
+            else None
+            for output, gradient in zip(outputs, call["gradients"])
+        ]
+        found = _gradients_of_inputs(outputs, into_outputs, inputs.leaves + list(weights.values()))
         buffers = {
             name: one.detach().clone() for name, one in module.named_buffers() if is_floating_tensor(one)
         }
     found = [None if one is None else _unscaled_gradient(one.detach(), scale) for one in found]
-    of_inputs = {str(number): one for number, one in enumerate(found[: len(leaves)])}
-    of_weights = dict(zip(weights, found[len(leaves) :]))
+    of_inputs = {str(number): one for number, one in enumerate(found[: len(inputs.leaves)])}
+    of_weights = dict(zip(weights, found[len(inputs.leaves) :]))
     return {
         "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_floating_tensor(one)},
         "dgrad": {name: one for name, one in of_inputs.items() if one is not None},
         "wgrad": {name: one for name, one in of_weights.items() if one is not None},
         "state": buffers,
     }
+
+
+class _InputLeaves:
+    """Makes the inputs of a call again, tensor by tensor in their order.
+
+    Args:
+        needs: which of them had a gradient in the training.
+        change: moves a tensor to the device, and into the type that is computed in.
+        types: to which floating ones are rounded; () leaves them as they are.
+
+    Attributes:
+        leaves: those with a gradient.
+    """
+
+    def __init__(
+        self, needs: List[bool], change: Callable[[Tensor], Tensor], types: Sequence[torch.dtype]
+    ) -> None:
+        self._needs, self._change, self._types = iter(needs), change, iter(types)
+        self.leaves: List[Tensor] = []
+
+    def next_input(self, tensor: Tensor) -> Tensor:
+        """Return the next one, which the module may change in place."""
+        leaf, kind = self._change(tensor), next(self._types, None)
+        if kind in FLOATS and is_floating_tensor(leaf):
+            leaf = leaf.to(kind)
+        if next(self._needs) and is_floating_tensor(leaf):
+            leaf = leaf.clone().requires_grad_(True)
+            self.leaves.append(leaf)
+        return leaf.clone()
+
+
+def _type_of_dropout(call: Dict[str, Any]) -> torch.dtype:
+    """Return the type in which dropout draws its masks in a call: that of the first floating input."""
+    inputs = tensors_in((call["args"], call["kwargs"]))
+    return next((one.dtype for one in inputs if is_floating_tensor(one)), torch.float32)
 
 
 @contextlib.contextmanager
@@ -587,6 +610,38 @@ def updates_and_states_of_step(
             return tensor
         return _nudged_tensor(tensor.double(), nudge, noise)
 
+    updates: Named = {}
+    state: Named = {}
+    with _optimizer_restored(optimizer, params):
+        for param, gradient in zip(params, gradients):
+            data = param.data
+            param.grad = None
+            param.data = widen(data)
+            param.grad = None if gradient is None else widen(gradient.to(data.device))
+            if param in optimizer.state:
+                entry = optimizer.state[param] = dict(optimizer.state[param])
+                for key, one in entry.items():
+                    if isinstance(one, Tensor):
+                        entry[key] = widen(one) if _is_moment_of(param, one) else one.clone()
+        before = [param.data.clone() for param in params]
+        with _context_keeping_fp64() if double else contextlib.nullcontext():
+            step()
+        for name, param, first in zip(names, params, before):
+            updates[name] = param.data.double() - first.double()
+            for key, one in optimizer.state.get(param, {}).items():
+                if _is_moment_of(param, one):
+                    state["%s of %s" % (key, name)] = one.detach().clone()
+    return {"update": updates, "state": state}
+
+
+def _is_moment_of(param: Tensor, value: Any) -> bool:
+    """Return whether a value in the state of an optimizer has a number for each of the parameter."""
+    return isinstance(value, Tensor) and bool(value.dim()) and value.shape == param.shape
+
+
+@contextlib.contextmanager
+def _optimizer_restored(optimizer: Any, params: List[Any]) -> Iterator[None]:
+    """Restore weights, gradients, state and options of an optimizer behind a block."""
     held = [
         (one, one.data, one.grad, dict(optimizer.state[one]) if one in optimizer.state else None)
         for one in params
@@ -594,28 +649,8 @@ def updates_and_states_of_step(
     groups = [
         {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
     ]
-    updates: Named = {}
-    state: Named = {}
     try:
-        for (param, data, _, kept), gradient in zip(held, gradients):
-            param.grad = None
-            param.data = widen(data)
-            param.grad = None if gradient is None else widen(gradient.to(data.device))
-            if kept is not None:
-                entry = optimizer.state[param] = {}
-                for key, one in kept.items():
-                    if isinstance(one, Tensor):
-                        is_moment = one.dim() and one.shape == data.shape
-                        one = widen(one) if is_moment else one.clone()
-                    entry[key] = one
-        before = [param.data.clone() for param in params]
-        with _context_keeping_fp64() if double else contextlib.nullcontext():
-            step()
-        for name, param, first in zip(names, params, before):
-            updates[name] = param.data.double() - first.double()
-            for key, one in optimizer.state.get(param, {}).items():
-                if isinstance(one, Tensor) and one.dim() and one.shape == param.shape:
-                    state["%s of %s" % (key, name)] = one.detach().clone()
+        yield
     finally:
         for param, data, gradient, kept in held:
             param.grad = None
@@ -626,7 +661,6 @@ def updates_and_states_of_step(
                 optimizer.state[param] = kept
         for group, options in zip(optimizer.param_groups, groups):
             group.update(options)
-    return {"update": updates, "state": state}
 
 
 # Watching a script.
@@ -1195,46 +1229,47 @@ class Replay(StepFollower):
         )
         tops = {id(one) for one in self.tops}
         gets_masks = self._replays_base_dropout()
+        if self.known is None:
+            self.answers.update(calls=calls, exact={}, masks={})
         for key, call in (calls if self.known is None else self.known["calls"]).items():
             module = self.modules.get(call["name"])
             if module is None:
                 self.notes.append("the script has no module %s" % call["name"])
-                continue
-            if self.compiled is not None and id(module) not in tops:
-                continue
-            row: Dict[str, Any] = {
-                "module": call["name"],
-                "kind": type(module).__name__,
-                "call": call["number"],
-            }
-            row["top"] = self.top_names[call["name"]]
-            run = None if self.compiled is None else torch.compile(module, backend=self.compiled)
-            known = self.known["exact"].get(key) if self.known is not None else None
-            drawn_by_base = [] if self.known is None else self.known["masks"].get(key) or []
-            masks = drawn_by_base if gets_masks and self.known is not None else None
-            if drawn_by_base and TorchFunctionMode is object:
-                row["why"] = "it has dropout, which replay repeats from torch 1.13 on"
+            elif self.compiled is None or id(module) in tops:
+                row: Dict[str, Any] = {
+                    "module": call["name"],
+                    "kind": type(module).__name__,
+                    "call": call["number"],
+                    "top": self.top_names[call["name"]],
+                }
+                row.update(self._judge_module(module, key, call, gets_masks=gets_masks))
                 self.rows.append(row)
-                continue
-            try:
-                native, exact, nudged, drawn, operations = self._answers_of_module(module, call, run, masks)
-                row["parts"] = errors_by_part_and_tensor(native, exact, nudged, known)
-                row["operations"] = operations
-            except Exception as error:
-                row["why"] = "%s: %s" % (
-                    type(error).__name__,
-                    str(error).splitlines()[0] if str(error) else "",
-                )
-            else:
-                if self.known is None:
-                    self.answers.setdefault("exact", {})[key] = with_tensors_changed(copy_to_cpu, exact)
-                    self.answers.setdefault("masks", {})[key] = drawn
-            self.rows.append(row)
         if self.known is None:
-            self.answers["calls"] = calls
-            self.answers.setdefault("exact", {})
-            self.answers.setdefault("masks", {})
             self.answers["drawn"] = seeded_dropout_mask()
+
+    def _judge_module(
+        self, module: nn.Module, key: str, call: Dict[str, Any], *, gets_masks: bool
+    ) -> Dict[str, Any]:
+        """Return the errors of a call of a module and of its operations, or "why" there are none.
+
+        The base keeps its answers in fp64, and the masks of dropout that it drew.
+        """
+        run = None if self.compiled is None else torch.compile(module, backend=self.compiled)
+        known = None if self.known is None else self.known["exact"].get(key)
+        drawn_by_base = [] if self.known is None else self.known["masks"].get(key) or []
+        masks = drawn_by_base if gets_masks and self.known is not None else None
+        if drawn_by_base and TorchFunctionMode is object:
+            return {"why": "it has dropout, which replay repeats from torch 1.13 on"}
+        try:
+            native, exact, nudged, drawn, operations = self._answers_of_module(module, call, run, masks)
+            parts = errors_by_part_and_tensor(native, exact, nudged, known)
+        except Exception as error:
+            first_line = str(error).splitlines()[0] if str(error) else ""
+            return {"why": "%s: %s" % (type(error).__name__, first_line)}
+        if self.known is None:
+            self.answers["exact"][key] = with_tensors_changed(copy_to_cpu, exact)
+            self.answers["masks"][key] = drawn
+        return {"parts": parts, "operations": operations}
 
     def _replays_base_dropout(self) -> bool:
         """Note whether other dropout is drawn here than for the base, and return whether modules get that of the base.

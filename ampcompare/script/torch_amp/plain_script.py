@@ -358,29 +358,18 @@ class PlainScriptFollower:
             return original(module, *args, **kwargs)
         if any(module is shell for shell in self._pass.shells):
             return original(module, *args, **kwargs)
-        if not self._has_trained_weight(module) and not self._is_frozen_with_trained_input(
-            module, args, kwargs
-        ):
-            if next(module.parameters(), None) is None:
-                args, kwargs = self._stand_in.arguments_of_fitting_types(args, kwargs)
-            elif self._lifted.types and not self._stand_in.casts_now():
-                # no block of the arm casts what it gets
-                args, kwargs = self._lifted.inputs_in_weight_type(
-                    module, (args, kwargs), narrows=True, widens=True
-                )
+        is_trained = self._has_trained_weight(module)
+        if not is_trained and not self._is_frozen_with_trained_input(module, args, kwargs):
+            args, kwargs = self._fit_arguments_of_untrained(module, args, kwargs)
             return original(module, *args, **kwargs)
         mode = self._find_what_script_lacks()
         if self._stepping and self._copied is not None and not self._backwards:
             raise losses_on_copies_refusal(self._copied, self._arm)
         if self._lifted.types:  # by now
             args, kwargs = self._lift_weights_and_fit_arguments(module, args, kwargs)
-        if self._backwards:  # a checkpoint computes again what it did in the forward pass
-            part = self._prepare_and_find_input_type(module)
-            is_cast = part is None and self._stand_in.casts_now()
-            fits = part is None or not _has_fp32_tensor((args, kwargs))
-            if is_cast or (fits and module not in self._outermost):
-                result = original(module, *args, **kwargs)
-                return self._output_in_asked_type(module, result)
+        if self._backwards and self._is_cast_in_checkpoint(module, args, kwargs):
+            result = original(module, *args, **kwargs)
+            return self._output_in_asked_type(module, result)
         self._outermost.add(module)
         self._pass.inside = True
         self._replicating += isinstance(module, nn.DataParallel)
@@ -393,6 +382,22 @@ class PlainScriptFollower:
             self._pass.inside = False
             self._replicating -= isinstance(module, nn.DataParallel)
             self._casting += self._pass.has_cast
+
+    def _fit_arguments_of_untrained(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of a module that no optimizer trains, in types that it can compute with."""
+        if next(module.parameters(), None) is None:
+            return self._stand_in.arguments_of_fitting_types(args, kwargs)
+        if self._lifted.types and not self._stand_in.casts_now():
+            # no block of the arm casts what it gets
+            return self._lifted.inputs_in_weight_type(module, (args, kwargs), narrows=True, widens=True)
+        return args, kwargs
+
+    def _is_cast_in_checkpoint(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Return whether a checkpoint, which computes again in the backward pass, has set up the casts of a module."""
+        part = self._prepare_and_find_input_type(module)
+        is_cast = part is None and self._stand_in.casts_now()
+        fits = part is None or not _has_fp32_tensor((args, kwargs))
+        return is_cast or (fits and module not in self._outermost)
 
     def _output_in_asked_type(self, module: nn.Module, output: Any) -> Any:
         """Return what a module that the script itself calls returns, in the type that an option of the arm asks for."""
@@ -472,15 +477,7 @@ class PlainScriptFollower:
             self._stand_in.note_arm_acts()
         self._pass.has_cast = self._casts and (mode is _WhatScriptLacks.PLAIN or self._stand_in.casts_now())
         if self._pass.has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedCombination.with_advice(
-                message_with_script_line(
-                    f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "
-                    f"so it has no effect on {module.original_name}"
-                ),
-                "native:fp16",
-                "apex:O2",
-                remedy="leave out torch.jit",
-            )
+            raise self._torchscript_refusal(module)
         if self._arm_half is not None and self._stand_in.casts_weights:
             self.whole_numbers.note_rounded_inputs(module, args, kwargs, self._arm_half)
         if half is not None:
@@ -498,11 +495,20 @@ class PlainScriptFollower:
             return original(module, *args, **kwargs)
         with self._make_autocast_block(next(module.parameters()).device.type):
             output = original(module, *args, **kwargs)
-        half = self._stand_in.widens
-        return (
-            output
-            if half is None
-            else map_tensors_in_tree(output, lambda one: one.float() if one.dtype is half else one)
+        widened = self._stand_in.widens
+        if widened is None:
+            return output
+        return map_tensors_in_tree(output, lambda one: one.float() if one.dtype is widened else one)
+
+    def _torchscript_refusal(self, module: torch.jit.ScriptModule) -> UnsupportedCombination:
+        return UnsupportedCombination.with_advice(
+            message_with_script_line(
+                f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "
+                f"so it has no effect on {module.original_name}"
+            ),
+            "native:fp16",
+            "apex:O2",
+            remedy="leave out torch.jit",
         )
 
     def _make_autocast_block(self, device_type: str) -> torch.autocast:

@@ -927,42 +927,21 @@ class _OrderProof:
         name: str,
         inside: list[GradientEvent],
     ) -> None:
+        """Refuse what an event between a backward pass and its step may do with gradients that are still scaled.
+
+        Args:
+            name: of the optimizer.
+            inside: all events from the pass up to the last of its steps.
+        """
         if event.kind == "shows":
-            module = event.scope.module
-            inside_block = module is self._module and module.statement_around(block.node) in module.ancestors(
-                event.node
-            )
-            if not inside_block:  # where gradients are scaled as with Apex
-                self._order.named.setdefault(self._place_text(event), self._own_node_leading_to(event))
+            self._name_shown_gradients(block, event)
         elif event.kind == "unknown":
-            if event.text in ("self", "parameters", "gradients,parameters") and self._computes_next_loss(
-                event, inside, block
-            ):
-                return
-            if event.text in (
-                "parameters",
-                "gradients",
-                "gradients,parameters",
-            ) and self._does_each_step_function_lead_to(block, event, steps):
-                self._record_read_by_step_function(event, steps)
-            else:
-                raise UnsureRewrite(
-                    block.node,
-                    f"what {self._place_text(event)} does with the gradients, before the step, is not known",
-                )
+            self._refuse_unknown_call(block, event, steps, inside)
         elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
-            if self._does_each_step_function_lead_to(block, event, steps):
-                self._record_read_by_step_function(event, steps)
-                self._order.lifted.add(id(event.node))
-            elif event.site is not None:
-                return
-            else:
-                raise UnsureRewrite(
-                    block.node, f"{self._place_text(event)} reads gradients that are still scaled"
-                )
-        elif event.kind == "step" and event.names and event.names[0] != name and event.site is None:
-            tail = last_part(event.names[0])
-            if tail == last_part(name):
+            self._lift_or_refuse_read(block, event, steps)
+        elif event.kind == "step" and event.site is None:
+            other = event.names[0] if event.names else name
+            if other != name and last_part(other) == last_part(name):
                 raise UnsureRewrite(
                     block.node, f"{self._place_text(event)} may step the same optimizer, and is not rewritten"
                 )
@@ -973,6 +952,46 @@ class _OrderProof:
             )
         elif event.kind == "backward" and id(event.node) in self._order.plain:
             raise UnsureRewrite(event.node, "its step is not rewritten, and it may run with a scaled loss")
+
+    def _name_shown_gradients(self, block: GradientEvent, event: GradientEvent) -> None:
+        """Name, for a note, what shows gradients; inside of the block they are scaled as with Apex."""
+        module = event.scope.module
+        is_inside_block = module is self._module and (
+            module.statement_around(block.node) in module.ancestors(event.node)
+        )
+        if not is_inside_block:
+            self._order.named.setdefault(self._place_text(event), self._own_node_leading_to(event))
+
+    def _refuse_unknown_call(
+        self,
+        block: GradientEvent,
+        event: GradientEvent,
+        steps: list[GradientEvent],
+        inside: list[GradientEvent],
+    ) -> None:
+        """Refuse a call of something unknown, unless it computes the next loss or reads gradients that are unscaled."""
+        gets_gradients = event.text in ("parameters", "gradients", "gradients,parameters")
+        gets_parameters = event.text in ("self", "parameters", "gradients,parameters")
+        if gets_parameters and self._computes_next_loss(event, inside, block):
+            return
+        if not gets_gradients or not self._does_each_step_function_lead_to(block, event, steps):
+            raise UnsureRewrite(
+                block.node,
+                f"what {self._place_text(event)} does with the gradients, before the step, is not known",
+            )
+        self._record_read_by_step_function(event, steps)
+
+    def _lift_or_refuse_read(
+        self, block: GradientEvent, event: GradientEvent, steps: list[GradientEvent]
+    ) -> None:
+        """Let gradients be unscaled before a read, where the function of each step leads to it; else refuse it."""
+        if self._does_each_step_function_lead_to(block, event, steps):
+            self._record_read_by_step_function(event, steps)
+            self._order.lifted.add(id(event.node))
+        elif event.site is None:
+            raise UnsureRewrite(
+                block.node, f"{self._place_text(event)} reads gradients that are still scaled"
+            )
 
     def _place_text(self, event: GradientEvent) -> str:
         """Return what an event is, and where."""
