@@ -11,6 +11,7 @@ from dataclasses import replace
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import Options
 from ampcompare.base.tensors.type_names import NAME_BY_TORCH_NAME
+from ampcompare.base.truth_words import FALSE_WORDS, TRUE_WORDS
 
 DTYPES = {
     "float16": "float16",
@@ -55,9 +56,9 @@ fp32_or_none = _make_dtype_parser("fp32 or none", {**FULL, "none": "none"})
 def parse_flag(text: str) -> bool:
     """Return a Boolean; yes, on and 1 count as true."""
     lowered = text.lower()
-    if lowered in ("true", "1", "yes", "on"):
+    if lowered in TRUE_WORDS:
         return True
-    if lowered in ("false", "0", "no", "off"):
+    if lowered in FALSE_WORDS:
         return False
     raise ValueError("expected true or false")
 

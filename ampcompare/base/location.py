@@ -6,15 +6,14 @@ import functools
 import os
 import re
 import sys
-import sysconfig
 from dataclasses import dataclass
 from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any
 
+from ampcompare.base.python_folders import INSTALLED_PACKAGES, STANDARD_LIBRARY
+
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 BACKPORTS = ("typing_extensions.py",)  # of Python; torch's deprecated classes are called through it
 LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")  # how names of its modules begin
 CALL_SITE_DEPTH = 3
@@ -36,7 +35,7 @@ class Location:
 
 
 def _shortened_path(file: str) -> str:
-    for root in (*INSTALLED, os.getcwd() + os.sep):
+    for root in (*INSTALLED_PACKAGES, os.getcwd() + os.sep):
         if file.startswith(root):
             return file[len(root) :]
     return file
@@ -52,9 +51,9 @@ def _owner_kind_of_file(file: str) -> str:
     )
     if file.startswith((PACKAGE, *inner, "<frozen ")) or os.path.basename(file) in BACKPORTS:
         return "inner"
-    if file.startswith(INSTALLED):
+    if file.startswith(INSTALLED_PACKAGES):
         return "installed"
-    return "inner" if file.startswith(STANDARD) else "user"
+    return "inner" if file.startswith(STANDARD_LIBRARY) else "user"
 
 
 def is_users_file(file: str) -> bool:

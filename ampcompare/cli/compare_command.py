@@ -256,6 +256,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     from ampcompare.experiment.compare import plan_comparison
     from ampcompare.experiment.launch.script.exec_fields import exec_fields_of_script
     from ampcompare.experiment.script_resume import ResumeCheck, verify_resumption_under_arms
+    from ampcompare.script.invocation.exec_settings import fields_of_verified_script
 
     require_torch()
     VERIFY_RESUME.refuse_unread_settings(options.settings.layers)
@@ -280,11 +281,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
             )
         )
     arms = dict.fromkeys(str(cell.arm) for cell in cells)
-    settings = {
-        **exec_fields_of_script(config),
-        "guards": "off",
-        "arguments": list(script.arguments),
-    }
+    settings = fields_of_verified_script(exec_fields_of_script(config), script.name, script.arguments)
     check = ResumeCheck(parameters["resume_step"], parameters["resume_args"])
     return verify_resumption_under_arms(
         list(arms), settings, check, is_module=script.is_module, say=click.echo
@@ -299,7 +296,7 @@ def _write_capsule_of_script(options: CompareOptions, step: int) -> int:
 
     require_torch()
     KEEP_STEP.refuse_unread_settings(options.settings.layers)
-    from ampcompare.script.invocation.exec_settings import ExecSettings
+    from ampcompare.script.invocation.exec_settings import settings_of_kept_step
     from ampcompare.script.invocation.target import target_of
     from ampcompare.script.replay.keep import keep_step_in_capsule
 
@@ -307,8 +304,7 @@ def _write_capsule_of_script(options: CompareOptions, step: int) -> int:
     script = config.script
     assert script is not None
     arguments = script.arguments_for(config.recipe.seed, "script", Path.cwd())
-    fields = exec_fields_of_script(config)
-    settings = ExecSettings(**fields, guards="off", arguments=tuple(arguments))
+    settings = settings_of_kept_step(exec_fields_of_script(config), script.name, arguments)
     target = target_of(script.name, arguments, is_module=script.is_module)
     return keep_step_in_capsule(target, settings, step, Path("capsule.pt").absolute())
 

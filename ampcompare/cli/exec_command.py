@@ -18,7 +18,11 @@ from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, WordChoice
-from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.invocation.exec_settings import (
+    ExecSettings,
+    fields_of_verified_script,
+    settings_of_kept_step,
+)
 
 if TYPE_CHECKING:
     from ampcompare.script.invocation.target import Target
@@ -261,14 +265,7 @@ def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options:
     from ampcompare.experiment.script_resume import ResumeCheck, verify_script_resume
 
     target = call.target
-    settings = {
-        **options,
-        "arm": options["arm"] or "script",
-        "guards": "off",
-        "seed": 0 if options["seed"] is None else options["seed"],
-        "name": target.name,
-        "arguments": target.arguments,
-    }
+    settings = fields_of_verified_script(options, target.name, target.arguments)
     return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
 
 
@@ -280,10 +277,7 @@ def _write_capsule(step: int, call: ScriptCall, options: dict[str, Any]) -> int:
     from ampcompare.script.replay.keep import keep_step_in_capsule
 
     target = call.target
-    settings = ExecSettings(
-        engine=options["engine"], device=options["device"], seed=options["seed"], guards="off",
-        compat_torch=options["compat_torch"], name=target.name, arguments=tuple(target.arguments),
-    )  # fmt: skip
+    settings = settings_of_kept_step(options, target.name, target.arguments)
     return keep_step_in_capsule(target, settings, step, Path("capsule.pt").absolute())
 
 

@@ -8,6 +8,7 @@ import click
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.base.errors import close_matches
 from ampcompare.base.tensors.type_names import HALF_NAMES
+from ampcompare.base.truth_words import FALSE_WORDS, TRUE_WORDS
 
 if TYPE_CHECKING:
     StringChoice = click.Choice[str]
@@ -71,7 +72,7 @@ class _PathValue(click.Path):
 
 FILE, FOLDER, FILE_OR_FOLDER = map(_PathValue, ("file", "dir", "file|dir"))
 FLAG = WordChoice(
-    ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
+    ("true", "false"), {**dict.fromkeys(TRUE_WORDS, "true"), **dict.fromkeys(FALSE_WORDS, "false")}
 )
 LEVEL = WordChoice(LEVELS, mistakes={level.replace("O", "0"): level for level in LEVELS})
 HALF = WordChoice(HALF_NAMES, {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"})

@@ -165,7 +165,8 @@ def _check_apex_with_amp(
         reason = f"importing apex.amp from {install.path}: {why}. It may be older than this torch, or partly installed"
         return _make_check(install, shim, "broken", "problem", value, reason, rebuild, failure=why)
     if kernels is not None:
-        reason = f"in {install.path}. On torch 2.4 and later its O1 raises where a weight is used twice; compat does not"
+        reason = f"in {install.path}. On torch 2.4 and later its O1 raises where a weight is used twice"
+        reason += "; compat does not"
         return _make_check(install, shim, "full", "ok", f"{name}, with compiled kernels", reason, usable=True)
     reason = (
         f"{install.path} has no compiled kernels (amp_C): amp works, slower; FusedAdam, FusedLAMB and FusedSGD raise "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ampcompare.source.syntax import catches_import_error, last_name
+from ampcompare.source.syntax import FunctionNode, ImportNode, catches_import_error, last_name
 
 # always: when the file is imported; asked: behind a condition; tried: its error is caught; called: in a function.
 Reach = Literal["always", "asked", "tried", "called", "question"]
@@ -45,12 +45,12 @@ def find_apex_imports(data: bytes) -> list[ApexImport]:
 
 def _apex_imports_in(body: list[ast.stmt], reach: Reach) -> Iterator[ApexImport]:
     for node in body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, ImportNode):
             for module in _apex_modules_imported_by(node):
                 yield ApexImport(module, node.lineno, reach)
             continue
         inner = reach
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, FunctionNode):
             inner = "called" if reach != "tried" else reach
         elif isinstance(node, ast.If) and reach == "always":
             if "TYPE_CHECKING" in ast.unparse(node.test):
@@ -70,7 +70,7 @@ def _apex_imports_in(body: list[ast.stmt], reach: Reach) -> Iterator[ApexImport]
             yield from _apex_imports_in(part.body, inner)
 
 
-def _apex_modules_imported_by(node: ast.Import | ast.ImportFrom) -> list[str]:
+def _apex_modules_imported_by(node: ImportNode) -> list[str]:
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif node.level or node.module is None:

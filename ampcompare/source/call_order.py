@@ -5,15 +5,15 @@ import ast
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from ampcompare.source.branches import Facts, facts_with_conditions_of_test
 from ampcompare.source.index import Function, Index
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import child_nodes
+from ampcompare.source.syntax import DefinitionNode, FunctionNode, LoopNode, WithNode, child_nodes
 
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DEFINITIONS: tuple[type[ast.AST], ...] = get_args(DefinitionNode)
 # Conditions of a part of an expression, each with whether it holds.
 Tests: TypeAlias = tuple[tuple[ast.expr, bool], ...]
 
@@ -82,9 +82,7 @@ class CallFollower(abc.ABC):
     def handle_node(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
         """Do what is to be done at an expression; `inline` follows its function."""
 
-    def context_of_with_item(
-        self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: CallFrame
-    ) -> Any:
+    def context_of_with_item(self, item: ast.withitem, statement: WithNode, frame: CallFrame) -> Any:
         """Return what is to be known of a context of a `with` inside of it."""
         return None
 
@@ -135,7 +133,7 @@ class CallFollower(abc.ABC):
         if len(frame.active) > self.max_depth:
             self.cut = True
             return False
-        assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        assert isinstance(callee.node, FunctionNode)
         home = callee.parent
         sees = home is not None and home in frame.scope.lookup_scopes()
         names = dict(frame.names) if sees and home is not None and home.function is not None else {}
@@ -153,7 +151,7 @@ class CallFollower(abc.ABC):
     def _follow_block_to_facts(self, body: list[ast.stmt], frame: CallFrame) -> Facts | None:
         """Follow statements; return what is known behind them, or None if that is not reached."""
         for statement in body:
-            if isinstance(statement, DEFINITIONS):
+            if isinstance(statement, DefinitionNode):
                 continue
             if self._reached > self.max_reached or self.is_done_following():
                 self.cut = True
@@ -173,12 +171,12 @@ class CallFollower(abc.ABC):
                     return None
                 if len(reached) == 1:
                     frame = replace(frame, facts=reached[0])
-            elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
+            elif isinstance(statement, LoopNode):
                 head = statement.test if isinstance(statement, ast.While) else statement.iter
                 self._follow_expression(head, statement, frame)
                 self._follow_block_to_facts(statement.body, replace(frame, loops=(*frame.loops, statement)))
                 self._follow_block_to_facts(statement.orelse, frame)
-            elif isinstance(statement, (ast.With, ast.AsyncWith)):
+            elif isinstance(statement, WithNode):
                 facts = self._follow_block_to_facts(statement.body, self._follow_with(statement, frame))
                 if facts is None:
                     return None
@@ -215,7 +213,7 @@ class CallFollower(abc.ABC):
         # Where every handler ends the round, what follows has seen the body run.
         return behind if behind is not None and all(facts is None for facts in handled) else frame.facts
 
-    def _follow_with(self, statement: ast.With | ast.AsyncWith, frame: CallFrame) -> CallFrame:
+    def _follow_with(self, statement: WithNode, frame: CallFrame) -> CallFrame:
         contexts = list(frame.contexts)
         for item in statement.items:
             self._follow_expression(item.context_expr, statement, frame)

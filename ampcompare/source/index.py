@@ -20,7 +20,16 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 from ampcompare.source.amp_names import STARS, WRAPPERS, public_full_name
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.project import Project
-from ampcompare.source.syntax import argument_values, child_nodes, dotted_name, last_name, strip_star
+from ampcompare.source.syntax import (
+    FunctionNode,
+    LoopNode,
+    WithNode,
+    argument_values,
+    child_nodes,
+    dotted_name,
+    last_name,
+    strip_star,
+)
 from ampcompare.source.torch_methods import ADDING, GIVING_BACK
 
 T = TypeVar("T")
@@ -447,7 +456,7 @@ class Index:
         node = scope.node
         if isinstance(node, ast.ClassDef):
             return frozenset({_ProjectClass(scope)})
-        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        assert isinstance(node, FunctionNode)
         own = Function(scope, receiver)
         found: Values = frozenset({own})
         for decorator in reversed(node.decorator_list):
@@ -753,7 +762,7 @@ class Index:
         node, scope = function.scope.node, function.scope
         if isinstance(node, ast.Lambda):
             return self.values_of_expression(node.body, scope, function.receiver)
-        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        assert isinstance(node, FunctionNode)
         found: set[Value] = set()
         for each in nodes_of_scope(scope):
             if isinstance(each, (ast.Yield, ast.YieldFrom)):
@@ -1041,7 +1050,7 @@ class _FunctionsWithUnseenCalls:
 def _may_be_call_of(call: ast.Call, method: Scope) -> bool:
     """Return whether a call gives a method of its name what that needs, and is none of a loss or an optimizer."""
     node = method.node
-    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    assert isinstance(node, FunctionNode)
     owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     if NO_PROJECT_CLASS.search(owner):
         return False
@@ -1067,7 +1076,7 @@ def nodes_of_scope(scope: Scope) -> Iterator[ast.AST]:
     node = scope.node
     waiting: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
     for each in waiting:  # which grows meanwhile
-        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        if isinstance(each, FunctionNode | ast.Lambda):
             continue
         yield each
         waiting += child_nodes(each)
@@ -1168,11 +1177,7 @@ def _bindings_visible_at(bindings: list[_Binding], use: ast.AST | None, home: Sc
     module = home.module
     if use is not None and hasattr(use, "lineno"):
         place = (use.lineno, use.col_offset)  # type: ignore[attr-defined]
-        loops = [
-            each
-            for each in module.nodes_up_to_function(use)
-            if isinstance(each, (ast.For, ast.AsyncFor, ast.While))
-        ]
+        loops = [each for each in module.nodes_up_to_function(use) if isinstance(each, LoopNode)]
         again = [each for each in bindings if any(_is_inside(module, each.node, loop) for loop in loops)]
         before = [each for each in bindings if each.place < place]
         kept = before[_index_of_last_sure_binding(before) :]
@@ -1253,6 +1258,6 @@ def _runs_always(module: Module, node: ast.AST, scope: Scope) -> bool:
     for outer in module.ancestors(node):
         if outer is scope.node:
             return True
-        if not isinstance(outer, (ast.With, ast.AsyncWith)):
+        if not isinstance(outer, WithNode):
             return False
     return True

@@ -17,6 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 from ampcompare.source.amp_names import APEX, STARS, public_full_name
 from ampcompare.source.syntax import (
     NEWLINE,
+    DefinitionNode,
+    ForNode,
+    FunctionNode,
+    ImportNode,
     arguments,
     child_nodes,
     dotted_name,
@@ -26,7 +30,6 @@ from ampcompare.source.syntax import (
     parse_tree,
 )
 
-Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Block: TypeAlias = list[ast.stmt]
 BLOCKS = ("body", "orelse", "finalbody")
 MAX_ALIASES = 8
@@ -139,10 +142,10 @@ class Scope:
         globals: names that it declares to be those of the module.
     """
 
-    node: ast.Module | ast.ClassDef | Function | ast.Lambda
+    node: ast.Module | ast.ClassDef | FunctionNode | ast.Lambda
     module: Module
     parent: Scope | None
-    function: Function | None = None
+    function: FunctionNode | None = None
     owner: Scope | None = None
     imports: dict[str, list[str]] = field(default_factory=dict)
     parameters: set[str] = field(default_factory=set)
@@ -174,7 +177,7 @@ class ImportedName(NamedTuple):
         full: its full name, `apex.*` for all of a module; it begins with dots for what is next to this module.
     """
 
-    statement: ast.Import | ast.ImportFrom
+    statement: ImportNode
     alias: ast.alias
     full: str
 
@@ -258,11 +261,9 @@ class Module(SourceText):
 
     def nodes_up_to_function(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around a node up to its function, or up to the module where it is in none."""
-        for outer in (
-            self.ancestors(node) if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ()
-        ):
+        for outer in self.ancestors(node) if not isinstance(node, FunctionNode) else ():
             yield outer
-            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if isinstance(outer, FunctionNode):
                 break
 
     def statement_around(self, node: ast.AST) -> ast.stmt:
@@ -299,17 +300,17 @@ class Module(SourceText):
         for case in getattr(node, "cases", []):
             yield case.body
 
-    def function_around(self, node: ast.AST) -> Function | None:
+    def function_around(self, node: ast.AST) -> FunctionNode | None:
         """Return the innermost function around a node; None at the top of the module or of a class."""
         scope = self.scope_of.get(node)
         return None if scope is None else scope.function
 
-    def class_of(self, function: Function | None) -> ast.ClassDef | None:
+    def class_of(self, function: FunctionNode | None) -> ast.ClassDef | None:
         """Return the class whose method a function is."""
         holder = None if function is None else self.scope_of[function].node
         return holder if isinstance(holder, ast.ClassDef) else None
 
-    def functions_around(self, node: ast.AST) -> Iterator[Function]:
+    def functions_around(self, node: ast.AST) -> Iterator[FunctionNode]:
         """Yield the functions around a node, the innermost first."""
         while (function := self.function_around(node)) is not None:
             yield function
@@ -321,7 +322,7 @@ class Module(SourceText):
             if isinstance(call.func, ast.Attribute) and call.func.attr in names:
                 yield call, call.func.value
 
-    def positional_parameters(self, function: Function) -> list[str]:
+    def positional_parameters(self, function: FunctionNode) -> list[str]:
         """Return the parameters that a call gives by position: without `self` or `cls` of a method."""
         names = parameter_names(function, positional=True)
         return (
@@ -340,7 +341,7 @@ class Module(SourceText):
 
     # What the tree binds.
 
-    def _open_scope(self, node: Function | ast.Lambda | ast.ClassDef, scope: Scope) -> Scope:
+    def _open_scope(self, node: FunctionNode | ast.Lambda | ast.ClassDef, scope: Scope) -> Scope:
         inner = Scope(node, self, scope, scope.function)
         if isinstance(scope.node, ast.ClassDef):
             inner.owner = scope
@@ -399,7 +400,7 @@ class Module(SourceText):
             pairs = [(target, node.value) for target in node.targets]
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
             pairs = [(node.target, node.value)]
-        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        elif isinstance(node, ForNode | ast.comprehension):
             pairs = [(node.target, ast.Starred(node.iter))]  # an element, whatever it is
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
             pairs = [(node.optional_vars, ast.Starred(node.context_expr))]
@@ -507,9 +508,7 @@ class Module(SourceText):
         for outer in self.ancestors(node):
             if outer is scope.node:
                 return True
-            if isinstance(outer, ast.Lambda) or (
-                isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and below in outer.body
-            ):
+            if isinstance(outer, ast.Lambda) or (isinstance(outer, FunctionNode) and below in outer.body):
                 return False
             below = outer
         return False
@@ -537,7 +536,7 @@ class Module(SourceText):
         for node in self.nodes:
             if self.scope_of[node] is not scope:
                 continue
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if isinstance(node, DefinitionNode):
                 if node.name == name:
                     yield node, None
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
@@ -574,7 +573,7 @@ class Module(SourceText):
             self._known[scope, parameter] = None  # for a function that calls itself
             function = scope.node
             found: set[str | None] = set()
-            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if isinstance(function, FunctionNode):
                 names = self.positional_parameters(function)
                 given = (arguments(call, names).get(parameter) for call in self._calls_by_name[function.name])
                 self._passing += 1

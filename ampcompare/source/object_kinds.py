@@ -5,7 +5,7 @@ import re
 
 from ampcompare.source.index import Function, Index, nodes_of_scope
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
-from ampcompare.source.syntax import arguments, dotted_name
+from ampcompare.source.syntax import FunctionNode, arguments, dotted_name
 from ampcompare.source.torch_methods import PARAMETER_LISTS, receiver_of
 
 # Classes with another name, such as a scaler of Paddle or of the script itself, may work otherwise.
@@ -120,7 +120,7 @@ class ObjectKinds:
         if not isinstance(found, Function) or found.module is not self._module:
             return None
         inside = found.scope
-        if not isinstance(inside.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if not isinstance(inside.node, FunctionNode):
             return None
         returned = [
             each.value

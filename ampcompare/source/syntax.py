@@ -5,6 +5,15 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+# Kinds of nodes that mean one thing, for annotations and for `isinstance`.
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+DefinitionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+ForNode: TypeAlias = ast.For | ast.AsyncFor
+LoopNode: TypeAlias = ast.For | ast.AsyncFor | ast.While
+WithNode: TypeAlias = ast.With | ast.AsyncWith
+ImportNode: TypeAlias = ast.Import | ast.ImportFrom
 
 # The classes of an error that a handler names where it catches a failed import.
 IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
@@ -146,9 +155,7 @@ def argument_values(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(one.value for one in call.keywords)]
 
 
-def parameter_names(
-    function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, *, positional: bool = False
-) -> list[str]:
+def parameter_names(function: FunctionNode | ast.Lambda, *, positional: bool = False) -> list[str]:
     """Return the names of the parameters of a function, without those with a star.
 
     Args:

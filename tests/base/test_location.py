@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.location import INSTALLED, is_called_by_lightning, location_of_error
+from ampcompare.base.location import is_called_by_lightning, location_of_error
+from ampcompare.base.python_folders import INSTALLED_PACKAGES
 
-PACKAGE = f"{INSTALLED[0]}trainer/fit.py"
+PACKAGE = f"{INSTALLED_PACKAGES[0]}trainer/fit.py"
 
 
 def place(source: str, file: str, **names: Any) -> str:

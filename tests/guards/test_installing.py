@@ -92,7 +92,7 @@ def test_other_ranks_are_silent(script, guarded, monkeypatch) -> None:
 def test_lines_of_installed_packages_name_their_caller(tmp_path: Path, monkeypatch) -> None:
     """A mistake inside an installed package is shown with the line of the user's code that called it."""
     library, script = tmp_path / "site" / "trainer.py", tmp_path / "train.py"
-    monkeypatch.setattr("ampcompare.base.location.INSTALLED", (str(tmp_path / "site") + "/",))
+    monkeypatch.setattr("ampcompare.base.location.INSTALLED_PACKAGES", (str(tmp_path / "site") + "/",))
     namespace = {"user_location": user_location}
     exec(compile("def fit():\n    return user_location()\n", str(library), "exec"), namespace)
     exec(compile("\n\nlocation = fit()\n", str(script), "exec"), namespace)

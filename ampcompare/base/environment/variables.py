@@ -2,6 +2,8 @@
 
 import os
 
+from ampcompare.base.truth_words import TRUE_WORDS
+
 APEX_STRICT = "AMPCOMPARE_APEX_STRICT"  # a user's: brings the defects of Apex back into the engine
 CELL_FOLDER = "AMPCOMPARE_CELL_DIR"  # where a script's cell writes its record
 CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"  # what the paths of a script's code are relative to
@@ -14,4 +16,4 @@ OTHER_VARIABLES = (APEX_STRICT, CELL_FOLDER, CODE_FOLDER, MASK, PLACE, SANDBOX, 
 
 def is_apex_strict() -> bool:
     """Return whether the environment brings the defects of Apex back: the variable is 1, true, yes or on."""
-    return os.environ.get(APEX_STRICT, "").strip().lower() in ("1", "true", "yes", "on")
+    return os.environ.get(APEX_STRICT, "").strip().lower() in TRUE_WORDS

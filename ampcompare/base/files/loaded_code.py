@@ -16,7 +16,6 @@ import json
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from ampcompare.base.environment.packages import distributions_imported_since, i
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.snapshot import is_name_of_tool_file, mtime_and_size, user_files_below
 from ampcompare.base.files.temporary import temporary_root
+from ampcompare.base.python_folders import STANDARD_LIBRARY
 from ampcompare.base.secrets.masking import is_secret_name, mask_secrets
 
 CODE = (
@@ -63,10 +63,6 @@ ANYWHERE = re.compile(
 MAX_UP = 2  # folders above that of the script which a copy of its project is taken to include
 GENERATED = ("torchinductor_", f"{os.sep}.triton{os.sep}", "__pycache__", "torch_extensions")
 PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
-PYTHON = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")}
-    | {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
-)
 # What code says to ask for a variable: os.environ["LR"], environ.get("LR"), os.getenv("LR"), "LR" in os.environ.
 ASKED = re.compile(
     r"""(?:\benviron\s*(?:\.\s*(?:get|setdefault|pop)\s*\(|\[)|\bgetenv\s*\()\s*["'](\w+)["']"""
@@ -234,7 +230,7 @@ class UsedInputsRecorder:
 
 def is_users_code(path: str) -> bool:
     """Return whether a file is neither of Python, an installed package or ampcompare, nor compiled by torch."""
-    if path.startswith((PACKAGE, *PYTHON, "/dev/", "/proc/")):
+    if path.startswith((PACKAGE, *STANDARD_LIBRARY, "/dev/", "/proc/")):
         return False
     return not (is_in_site_folder(path) or any(part in path for part in GENERATED))
 

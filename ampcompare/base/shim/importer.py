@@ -3,10 +3,11 @@
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Collection
 from types import FrameType
 from typing import Literal
+
+from ampcompare.base.python_folders import STANDARD_LIBRARY
 
 Importer = Literal["own", "library", "probe"]
 # They look for Apex to behave differently with it, and are also run from clones, which lie among a user's own files.
@@ -21,7 +22,6 @@ INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 # They import on behalf of who called them: a name that was stored, an object of a checkpoint.
 CARRIERS = ("_ampcompare_shim", "importlib", "pickle", "runpy", "torch", "unittest")
 PROBES = ("importlib.util", "importlib.metadata", "pkgutil")
-STANDARD = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
 
 
 def importer_asking_for_apex(frame: FrameType | None, answered: Collection[str] = ()) -> Importer:
@@ -47,7 +47,7 @@ def importer_asking_for_apex(frame: FrameType | None, answered: Collection[str] 
 
 
 def _is_standard_library_file(file: str) -> bool:
-    return os.path.realpath(file).startswith(STANDARD) and not INSTALLED.search(file)
+    return os.path.realpath(file).startswith(STANDARD_LIBRARY) and not INSTALLED.search(file)
 
 
 def calling_frame() -> FrameType | None:

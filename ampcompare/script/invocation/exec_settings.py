@@ -1,7 +1,8 @@
 """What `ampcompare exec` was asked to do; plain data, which spawned processes get too."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ampcompare.base.guard_modes import GUARD_OPTIONS, GuardMode
 
@@ -18,6 +19,7 @@ VALUE_OPTIONS = {  # of `exec`, by the field that each gives a value
     "record": "--record",
 }
 SWITCHES = {"twin": "--twin", "compat_torch": "--compat-torch"}
+OF_KEPT_STEP = ("engine", "device", "seed", "compat_torch")
 
 
 @dataclass(frozen=True)
@@ -86,3 +88,35 @@ class ExecSettings:
             words += ["--autocast-lists", self.autocast_lists]
         words += [flag for name, flag in SWITCHES.items() if getattr(self, name)]
         return [*words, *GUARD_OPTIONS[self.guards]]
+
+
+def fields_of_verified_script(
+    fields: Mapping[str, Any], name: str, arguments: Sequence[str]
+) -> dict[str, Any]:
+    """Return the fields of `ExecSettings` of a script whose resumption is verified: without guards, and with a seed.
+
+    Args:
+        fields: as they are asked for; the arm `script` and the seed 0 where none is.
+        name: of the script or module.
+        arguments: of the script.
+    """
+    return {
+        **fields,
+        "arm": fields.get("arm") or "script",
+        "seed": fields.get("seed") or 0,
+        "guards": "off",
+        "name": name,
+        "arguments": list(arguments),
+    }
+
+
+def settings_of_kept_step(fields: Mapping[str, Any], name: str, arguments: Sequence[str]) -> ExecSettings:
+    """Return how a script runs of which a step is kept: as it is, without guards.
+
+    Args:
+        fields: of `ExecSettings`; those of an arm are left out.
+        name: of the script or module.
+        arguments: of the script.
+    """
+    kept = {key: fields[key] for key in OF_KEPT_STEP if key in fields}
+    return ExecSettings(**kept, guards="off", name=name, arguments=tuple(arguments))

@@ -16,7 +16,6 @@ import math
 import os
 import queue
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -29,12 +28,10 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 
 from ampcompare.base.patches import register_as_jit_builtin
+from ampcompare.base.python_folders import INSTALLED_PACKAGES, STANDARD_LIBRARY
 from ampcompare.script.invocation.stderr import say_once
 
-LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {torch.__path__[0].rpartition("torch")[0].rstrip("/\\")}
-)
+LIBRARIES = (*STANDARD_LIBRARY, *INSTALLED_PACKAGES, torch.__path__[0].rpartition("torch")[0])
 SPELLINGS = ("--local_rank", "--local-rank")
 # Index of the mask or index among the positional arguments, `self` included.
 METHODS = dict.fromkeys(

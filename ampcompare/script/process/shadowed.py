@@ -10,7 +10,8 @@ from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
 
-from ampcompare.base.location import INSTALLED, is_installed_file, is_users_file
+from ampcompare.base.location import is_installed_file, is_users_file
+from ampcompare.base.python_folders import INSTALLED_PACKAGES
 
 
 def find_shadowing_text(error: BaseException) -> str | None:
@@ -73,7 +74,7 @@ def _find_name_below_folder(folder: Path, file: str) -> str | None:
 
 def _package_name_of_file(file: str) -> str:
     """Return the name of the installed package that a file belongs to, or of its module."""
-    for root in INSTALLED:
+    for root in INSTALLED_PACKAGES:
         if file.startswith(root):
             return Path(file[len(root) :]).parts[0].removesuffix(".py")
     return Path(file).stem

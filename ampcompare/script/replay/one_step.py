@@ -402,7 +402,9 @@ def outputs_and_gradients_of_call(
                 _module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise))
             )
         noted = [] if masks is None else masks
-        stack.enter_context(_fp64_and_dropout_replay(_type_of_dropout(call), noted, given or [], double=double))
+        stack.enter_context(
+            _fp64_and_dropout_replay(_type_of_dropout(call), noted, given or [], double=double)
+        )
         with _own_operations_recorded(module, operations):
             outputs = tensors_in((module if run is None else run)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}

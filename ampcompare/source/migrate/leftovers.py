@@ -13,7 +13,7 @@ from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.find import absolute_path, folders_up_to_repository
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import SourceInvalid
+from ampcompare.source.syntax import DefinitionNode, ImportNode, SourceInvalid
 
 # Files that say which packages a project needs, below its folder.
 REQUIREMENTS = (
@@ -69,9 +69,9 @@ def _engine_has(full: str) -> bool:
 def _names_at_top(path: Path) -> frozenset[str]:
     bound = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, DefinitionNode):
             bound.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        elif isinstance(node, ImportNode):
             bound |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
         if (
             isinstance(node, ast.FunctionDef) and node.name == "__getattr__"

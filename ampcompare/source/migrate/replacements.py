@@ -28,7 +28,16 @@ from ampcompare.source.migrate.read.replacement_table import (
     OptimizerReplacement,
 )
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
+from ampcompare.source.syntax import (
+    HIDDEN,
+    FunctionNode,
+    argument,
+    arguments,
+    dotted_name,
+    is_literal,
+    last_name,
+    walk,
+)
 from ampcompare.source.versions import NEWEST
 
 # Functions that run in fp16 under autocast too.
@@ -368,7 +377,7 @@ class ApexUseRewriter:
             self._edits.replace(node, self._input_casting_expression(node, dtype))
             return True
         parent = self._module.parent(node)
-        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) and node in parent.decorator_list:
+        if isinstance(parent, FunctionNode) and node in parent.decorator_list:
             if not _is_autograd_method(parent):
                 self._edits.replace(node, self._input_casting_expression(node, dtype))
             elif parent.name == "backward":
@@ -672,7 +681,7 @@ def _arguments_kept_for_torch(call: ast.Call, name: str) -> dict[str, ast.expr]:
     return given
 
 
-def _is_autograd_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_autograd_method(function: FunctionNode) -> bool:
     """Return whether a function is one of a `torch.autograd.Function`, whose inside autograd does not see."""
     return function.name in ("forward", "backward") and any(
         last_name(each) == "staticmethod" for each in function.decorator_list

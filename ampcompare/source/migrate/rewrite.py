@@ -44,6 +44,7 @@ from ampcompare.source.migrate.replacements import (
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import (
+    ImportNode,
     SourceInvalid,
     argument,
     catches_import_error,
@@ -771,7 +772,7 @@ def _rewrite_imports(
 
 
 def _new_imports_and_is_apex_gone(
-    statement: ast.Import | ast.ImportFrom,
+    statement: ImportNode,
     needed: set[str],
     twins: dict[tuple[ast.stmt, str], str],
     stars: bool,

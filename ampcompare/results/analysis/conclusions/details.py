@@ -72,7 +72,7 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
 
 def _cpu_16bit_arithmetic_sentences(records: Sequence[RunRecord]) -> Iterable[str]:
     """Yield how 16 bits were computed on a CPU, if any run did so."""
-    on_cpu = [record for record in records if str(record.environment.get("device", "")).startswith("cpu")]
+    on_cpu = [record for record in records if record.device_kind == "cpu"]
     hows = {record.half for record in on_cpu}
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
     if any(record.config.autocast_lists == "cpu" for record in on_cpu):

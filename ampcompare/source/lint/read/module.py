@@ -16,7 +16,7 @@ from ampcompare.source.lint.read.update_events import EventKind, EventTracer, Tr
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.project import Project
-from ampcompare.source.syntax import argument, dotted_name, is_literal, last_name
+from ampcompare.source.syntax import FunctionNode, argument, dotted_name, is_literal, last_name
 from ampcompare.source.versions import LATEST, Versions
 
 Trace = list[TrainingEvent]
@@ -300,7 +300,7 @@ def training_scopes(module: LintModule) -> list[Scope]:
     waiting = list(reached)
     while waiting:
         scope = waiting.pop()
-        if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(scope.node, FunctionNode):
             calls, _ = module.index.possible_calls_and_completeness(scope)
             callers = {module.scope_of[call] for call in calls} | steppers.get(scope, set())
             waiting += callers - reached

@@ -22,6 +22,8 @@ from ampcompare.source.index import Function, Index
 from ampcompare.source.module import Scope
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import (
+    FunctionNode,
+    WithNode,
     argument,
     argument_values,
     arguments,
@@ -85,7 +87,7 @@ class WithBlock:
     """
 
     kind: str
-    node: ast.With | ast.AsyncWith
+    node: WithNode
     name: str = ""
     call: ast.Call | None = None
     enabled: bool = True
@@ -208,14 +210,12 @@ class EventTracer(CallFollower):
     def is_done_following(self) -> bool:
         return len(self._events) > MAX_EVENTS
 
-    def context_of_with_item(
-        self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: CallFrame
-    ) -> WithBlock:
+    def context_of_with_item(self, item: ast.withitem, statement: WithNode, frame: CallFrame) -> WithBlock:
         bound = "" if item.optional_vars is None else self._canonical_text(item.optional_vars, frame)
         return self._context_of_event(item.context_expr, statement, bound, frame)
 
     def _context_of_event(
-        self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: CallFrame
+        self, node: ast.expr, statement: WithNode, bound: str, frame: CallFrame
     ) -> WithBlock:
         choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
         text = dotted_name(node)
@@ -492,7 +492,7 @@ class EventTracer(CallFollower):
 
     def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         node = function.scope.node
-        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        assert isinstance(node, FunctionNode)
         found = {}
         for name, value in arguments(call, self.module.positional_parameters(node)).items():
             found[name] = self._canonical_text(value, frame)

@@ -23,7 +23,7 @@ from ampcompare.source.lint.read.module import (
 )
 from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import argument, is_literal, last_name, strip_star
+from ampcompare.source.syntax import FunctionNode, argument, is_literal, last_name, strip_star
 
 EMPTIES = ("zero_", "detach_", "requires_grad_")
 FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # values that another flag may have
@@ -472,7 +472,7 @@ def scale_loss_without_step(module: LintModule) -> Iterator[Finding]:
 def _is_called_in_module_alone(module: LintModule, call: ast.Call) -> bool:
     """Return whether all that calls the function of a call is in this module, and something does."""
     scope = module.scope_of[call]
-    if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    if not isinstance(scope.node, FunctionNode):
         return isinstance(scope.node, ast.Module)
     calls, complete = module.index.possible_calls_and_completeness(scope)
     return complete and bool(calls)

@@ -18,7 +18,7 @@ from ampcompare.source.lint.read.module import (
 )
 from ampcompare.source.lint.read.outside_autocast import edits_moving_outside_autocast
 from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, WithBlock
-from ampcompare.source.syntax import argument, is_literal
+from ampcompare.source.syntax import FunctionNode, argument, is_literal
 
 
 @register_rule(
@@ -152,7 +152,7 @@ def autocast_entered_wrongly(module: LintModule) -> Iterator[Finding]:
         uncalled: list[ast.expr] = []
         if isinstance(node, ast.withitem):
             uncalled = [node.context_expr]
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        elif isinstance(node, FunctionNode):
             uncalled = node.decorator_list
         for one in uncalled:
             if isinstance(one, (ast.Name, ast.Attribute)) and module.resolve(one) in AUTOCASTS:

@@ -8,7 +8,7 @@ from ampcompare.source.lint.read.module import Finding, LintModule, is_switched_
 from ampcompare.source.lint.read.update_events import EventKind, name_in_source
 from ampcompare.source.lint.rules.gradients import SCALE_WORDS
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import argument, is_literal, last_name, parameter_names
+from ampcompare.source.syntax import ForNode, FunctionNode, argument, is_literal, last_name, parameter_names
 from ampcompare.source.torch_methods import LIMITING, is_gradient
 
 # Methods that register a hook, and the place of its first gradient among what it gets; None: it gets the parameter.
@@ -57,7 +57,7 @@ def _functions_with_gradients(module: LintModule) -> Iterator[tuple[Function, in
         hook, scope = argument(call, "hook", 0), module.scope_of[call]
         first = REGISTERING[last_name(call.func)]
         if hook is not None:
-            around = scope if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+            around = scope if isinstance(scope.node, FunctionNode) else None
             for found in functions_of_callee(module.index.function_of_expression(hook, scope)):
                 if isinstance(found, Function):
                     yield found, first, around or found.scope
@@ -70,7 +70,7 @@ def _functions_with_gradients(module: LintModule) -> Iterator[tuple[Function, in
 def _calls_limiting_gradient_size(function: Function, first: int | None) -> Iterator[ast.Call]:
     """Yield the calls of a function that limit a gradient, one of what it gets, to a size that is no gradient's."""
     node = function.scope.node
-    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    assert isinstance(node, FunctionNode | ast.Lambda)
     names = parameter_names(node, positional=True)
     bound = sum(len(call.args) - 1 for call in function.given)
     is_method = function.receiver is not None or names[:1] == ["self"]
@@ -107,7 +107,7 @@ def _names_derived_from_gradients(nodes: list[ast.AST], gradients: set[str]) -> 
         values: list[tuple[ast.expr, ast.expr]] = []
         if isinstance(node, ast.Assign):
             values = [(target, node.value) for target in node.targets]
-        elif isinstance(node, (ast.For, ast.comprehension)):
+        elif isinstance(node, ForNode | ast.comprehension):
             values = [(node.target, node.iter)]
         for target, value in values:
             if _name_before_items_and_limits(value) in gradients:

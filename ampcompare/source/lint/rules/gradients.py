@@ -22,7 +22,7 @@ from ampcompare.source.lint.read.module import (
 )
 from ampcompare.source.lint.read.update_events import FINITE, EventKind, TrainingEvent, name_in_source
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import argument, is_literal, last_name
+from ampcompare.source.syntax import FunctionNode, LoopNode, argument, is_literal, last_name
 from ampcompare.source.torch_methods import is_gradient
 
 # `mul_` by a mask is right at any scale
@@ -220,7 +220,7 @@ def scaler_update_skipped(module: LintModule) -> Iterator[Finding]:
 
 def _is_in_function_of_one_step(trace: Trace, event: TrainingEvent) -> bool:
     """Return whether an event stands in a function that makes one step: with a backward pass, and without a loop."""
-    return isinstance(event.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(
+    return isinstance(event.scope.node, FunctionNode) and any(
         other.scaler == event.subject and not other.loops
         for other in events_before(trace, event, EventKind.BACKWARD)
     )
@@ -264,9 +264,7 @@ def _ends_training_otherwise(module: LintModule, scope: Scope, key: str, value: 
         for branch, holds in ((node.body, True), (node.orelse, False)):
             if branch and conditions_of_test(node.test, holds).get(key, value) != value:
                 last = branch[-1]
-                around = [
-                    one for one in module.nodes_up_to_function(node) if isinstance(one, (ast.For, ast.While))
-                ]
+                around = [one for one in module.nodes_up_to_function(node) if isinstance(one, LoopNode)]
                 if isinstance(last, (ast.Raise, ast.Break)) or (isinstance(last, ast.Return) and around):
                     return True
                 if any(

@@ -17,7 +17,7 @@ from ampcompare.source.lint.read.module import (
     dotted_text_of,
     register_rule,
 )
-from ampcompare.source.syntax import catches_import_error, last_name
+from ampcompare.source.syntax import ImportNode, catches_import_error, last_name
 
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
 OF_APEX = {"init", *CORE, "disable_casts"}
@@ -334,9 +334,7 @@ def _place_behind_parenthesis(module: LintModule, call: ast.Call) -> int:
     return module.text.index("(", module.end_of(call.func)) + 1
 
 
-def _edits_by_imported_name(
-    module: LintModule, node: ast.Import | ast.ImportFrom
-) -> dict[str, tuple[Edit, ...]]:
+def _edits_by_imported_name(module: LintModule, node: ImportNode) -> dict[str, tuple[Edit, ...]]:
     """Return, for the names that an import binds, the edits of the import and of every use of them.
 
     Either names of one of the packages, or the package itself under a name of its own.

@@ -16,7 +16,7 @@ from ampcompare.source.lint.read.module import (
     register_rule,
 )
 from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, name_in_source
-from ampcompare.source.syntax import argument, is_literal, names_bound_in
+from ampcompare.source.syntax import ForNode, argument, is_literal, names_bound_in
 
 TRIALS = re.compile(r"fold|trial|run|seed|config|model|param|stage|client|dtype|device", re.IGNORECASE)
 
@@ -155,11 +155,7 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
 def _is_loop_over_batches(event: TrainingEvent) -> bool:
     """Return whether a loop is over no trials, and no test that it changes, such as `if epoch == 0:`, decides."""
     loop = event.loops[-1]
-    head = (
-        f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}"
-        if isinstance(loop, (ast.For, ast.AsyncFor))
-        else ""
-    )
+    head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}" if isinstance(loop, ForNode) else ""
     return names_bound_in(loop).isdisjoint(
         re.findall(r"[\w.]+", " ".join(event.facts))
     ) and not TRIALS.search(head)

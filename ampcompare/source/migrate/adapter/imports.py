@@ -38,7 +38,16 @@ from ampcompare.source.migrate.rewrite import (
     torch_name_and_place,
 )
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import argument, catches_import_error, is_literal, last_name, root_name, walk
+from ampcompare.source.syntax import (
+    DefinitionNode,
+    ImportNode,
+    argument,
+    catches_import_error,
+    is_literal,
+    last_name,
+    root_name,
+    walk,
+)
 
 TEMPLATE = Path(__file__).with_name(f"{ADAPTER}.py.txt")
 # What the adapter lacks and torch has, by calls alone.
@@ -368,7 +377,7 @@ def _ways_chosen_in_handler(module: Module, try_statement: ast.Try) -> Iterator[
     for handler in try_statement.handlers:
         sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
         yield from (each for each in sets if _may_flag_choose_elsewhere(module, each))
-        yield from (each for each in handler.body if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
+        yield from (each for each in handler.body if isinstance(each, DefinitionNode))
         if _goes_on_without_rest(try_statement, handler):
             yield handler
 
@@ -376,7 +385,7 @@ def _ways_chosen_in_handler(module: Module, try_statement: ast.Try) -> Iterator[
 def _find_import_that_needs_apex(try_statement: ast.Try) -> ast.Import | ast.ImportFrom | None:
     """Return the first import in a `try` of something of Apex that the adapter does not have; None without one."""
     for each in try_statement.body:
-        if isinstance(each, (ast.Import, ast.ImportFrom)):
+        if isinstance(each, ImportNode):
             package = f"{'.' * each.level}{each.module or ''}." if isinstance(each, ast.ImportFrom) else ""
             names = [f"{package}{alias.name}" for alias in each.names]
             if any(name.split(".")[0] in APEX and name_in_adapter_of(name) is None for name in names):
@@ -469,7 +478,7 @@ def _root_node(node: ast.AST) -> ast.AST:
 
 
 def _change_of_import(
-    statement: ast.Import | ast.ImportFrom,
+    statement: ImportNode,
     adapter: str,
     used: set[str] | None,
     roots: set[str],
@@ -537,7 +546,7 @@ def _lines_for_star_import(statement: ast.ImportFrom, adapter: str, used: set[st
     return lines
 
 
-def _import_of_kept_names(statement: ast.Import | ast.ImportFrom, kept_aliases: list[ast.alias]) -> list[str]:
+def _import_of_kept_names(statement: ImportNode, kept_aliases: list[ast.alias]) -> list[str]:
     if not kept_aliases:
         return []
     text = ", ".join(each.name + (f" as {each.asname}" if each.asname else "") for each in kept_aliases)

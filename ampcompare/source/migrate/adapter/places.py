@@ -14,6 +14,7 @@ from ampcompare.source.amp_names import APEX
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.find import absolute_path, folders_up_to_repository
 from ampcompare.source.project import LEVELS, MAX_FILES, TOP, ImportIndex, file_of_module, names_in_imports
+from ampcompare.source.syntax import DefinitionNode, ImportNode
 
 STANDARD = sys.stdlib_module_names | {"test"}
 MAX_WAY = 2  # folders, from one above a file down to one that `sys.path` leads to
@@ -299,7 +300,7 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
     That is done by the file itself, or by a module next to it, as `import _init_paths`.
     """
     nodes = list(ast.walk(ast.parse(text)))
-    imports = [each for each in nodes if isinstance(each, (ast.Import, ast.ImportFrom))]
+    imports = [each for each in nodes if isinstance(each, ImportNode)]
     of_apex = [each for each in imports if _is_import_of_apex(each)]
     first = min(of_apex, key=lambda each: each.lineno, default=None)
     changes = [
@@ -325,7 +326,7 @@ def _may_neighbor_change_sys_path(path: Path, names: Iterable[str]) -> bool:
     return any(each.is_file() and PATH.search(read_source_bytes(each)) for each in neighbors)
 
 
-def _is_import_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:
+def _is_import_of_apex(statement: ImportNode) -> bool:
     if isinstance(statement, ast.Import):
         return any(alias.name.split(".")[0] in APEX for alias in statement.names)
     return not statement.level and (statement.module or "").split(".")[0] in APEX
@@ -348,7 +349,7 @@ def _scales_loss_at_top(path: Path, content: bytes) -> bool:
         node = waiting.pop()
         if isinstance(node, ast.Attribute) and node.attr == "scale_loss":
             return True
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if not isinstance(node, DefinitionNode):
             waiting += ast.iter_child_nodes(node)
     return False
 

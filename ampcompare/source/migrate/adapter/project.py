@@ -40,7 +40,7 @@ from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
-from ampcompare.source.syntax import SourceInvalid, argument, last_part
+from ampcompare.source.syntax import ImportNode, SourceInvalid, argument, last_part
 
 CORE_STAYS = (
     "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what "
@@ -450,7 +450,7 @@ def _migration_with_core_on_apex(file: FileMigration, left: str) -> FileMigratio
     return replace(file, migration=Migration(file.document.text, unused))
 
 
-def _imports_amp_alone(statement: ast.Import | ast.ImportFrom) -> bool:
+def _imports_amp_alone(statement: ImportNode) -> bool:
     """Return whether an import has nothing of Apex but `amp`, or Apex as a whole."""
     package = statement.module if isinstance(statement, ast.ImportFrom) else None
     return all(

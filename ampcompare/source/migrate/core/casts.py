@@ -21,6 +21,7 @@ from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import (
+    FunctionNode,
     argument_values,
     arguments,
     dotted_name,
@@ -493,7 +494,7 @@ def _arguments_for_parameter(core: ApexCore, node: ast.expr) -> Iterator[ast.exp
     scope = core.module.scope_of[node]
     if not isinstance(node, ast.Name) or node.id not in scope.parameters:
         return
-    if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    if isinstance(scope.node, FunctionNode):
         for call in core.index.possible_calls_and_completeness(scope)[0]:
             if call in core.module.scope_of:
                 given = arguments(call, core.module.positional_parameters(scope.node)).get(node.id)

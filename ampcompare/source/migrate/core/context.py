@@ -8,15 +8,24 @@ from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index, functions_of_callee
-from ampcompare.source.migrate.core.scalers import LOOPS, PlannedScaler, ifs_around_call
+from ampcompare.source.migrate.core.scalers import PlannedScaler, ifs_around_call
 from ampcompare.source.migrate.read.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import ForwardPasses
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
 from ampcompare.source.migrate.read.order import GradientEventOrder
 from ampcompare.source.migrate.read.sites import Sites, model_names
-from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import argument_values, arguments, elements, last_name, walk
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import (
+    ForNode,
+    FunctionNode,
+    LoopNode,
+    argument_values,
+    arguments,
+    elements,
+    last_name,
+    walk,
+)
 
 
 @dataclass
@@ -45,7 +54,7 @@ class ApexCore:
     findings: list[Finding] = field(default_factory=list)
     always: bool = False
     update: str = ""
-    declared: set[Function] = field(default_factory=set)
+    declared: set[FunctionNode] = field(default_factory=set)
     has_global: bool = False
     made: dict[ast.Call, list[str]] = field(default_factory=dict)
     defaults: set[ast.stmt] = field(default_factory=set)
@@ -75,7 +84,7 @@ class ApexCore:
         members = [
             (_names_stored_by(target), last_names_of_objects(holder))
             for node in module.nodes
-            if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension))
+            if isinstance(node, ForNode | ast.comprehension)
             for target, holder in _loop_targets_with_holders(node.target, node.iter)
         ]
         for targets, holders in members:
@@ -123,7 +132,7 @@ class ApexCore:
         """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
         module, function = self.module, self.module.function_around(statement)
         later = [each.statement for each in self.sites.initializes if each.function is function]
-        loops = {each for each in module.nodes_up_to_function(statement) if isinstance(each, LOOPS)}
+        loops = {each for each in module.nodes_up_to_function(statement) if isinstance(each, LoopNode)}
         return bool(later) and all(
             statement.lineno < each.lineno and loops.isdisjoint(module.nodes_up_to_function(each))
             for each in later
@@ -207,7 +216,7 @@ def parameters_receiving(index: Index, call: ast.Call, names: set[str]) -> list[
         return []
     found = []
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
-        if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(each, Called) and isinstance(each.scope.node, FunctionNode):
             bound = arguments(call, each.module.positional_parameters(each.scope.node))
             found += [(key, each) for key, one in bound.items() if names & last_names_of_objects(one)]
     return found

@@ -13,7 +13,16 @@ from ampcompare.source.migrate.core.model_calls import MAX_DEPTH, calls_paramete
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, names_bound_in, walk
+from ampcompare.source.syntax import (
+    FunctionNode,
+    LoopNode,
+    argument_values,
+    arguments,
+    dotted_name,
+    last_name,
+    names_bound_in,
+    walk,
+)
 from ampcompare.source.torch_methods import GIVING_BACK, PARTS, receiver_of
 
 if TYPE_CHECKING:
@@ -137,7 +146,7 @@ def _calls_after_fp16_cast(index: Index) -> Iterator[tuple[ast.Call, int]]:
 def _is_called_by_function(index: Index, call: ast.Call, argument: ast.expr) -> bool:
     """Return whether a function of the project gets an object and calls it."""
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
-        if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(each, Called) and isinstance(each.scope.node, FunctionNode):
             bound = arguments(call, each.module.positional_parameters(each.scope.node))
             if any(one is argument and calls_parameter(index, each, key) for key, one in bound.items()):
                 return True
@@ -161,11 +170,7 @@ def _cast_if_it_may_run_before(module: Module, call: ast.Call, cast: ast.Call, n
             name.startswith("self.") or function is None or function in list(module.functions_around(call))
         )
         return cast if is_shared else None
-    loops = [
-        each
-        for each in module.nodes_up_to_function(call)
-        if isinstance(each, (ast.For, ast.AsyncFor, ast.While))
-    ]
+    loops = [each for each in module.nodes_up_to_function(call) if isinstance(each, LoopNode)]
     return (
         cast if cast.lineno < call.lineno or any(each in module.ancestors(cast) for each in loops) else None
     )

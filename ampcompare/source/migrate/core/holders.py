@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ampcompare.source.module import Block, Module
-from ampcompare.source.syntax import argument_values, last_name
+from ampcompare.source.syntax import ForNode, FunctionNode, LoopNode, argument_values, last_name
 from ampcompare.source.torch_methods import ADDING, WITH_INDICES, WRITING, receiver_of
 
 Path: TypeAlias = tuple[str, ...]  # of a name, its attributes and its items: ("hyp", "['loss']")
 Place: TypeAlias = tuple[int, int]
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BEGIN: Place = (0, 0)
 
 
@@ -83,7 +82,7 @@ class BindingsOfScope:
             values, within = [node.value] if node.value is not None else [], self._module.block_of(node)
         elif isinstance(node, (ast.AugAssign, ast.NamedExpr)):
             targets, values = [node.target], [node.value]
-        elif isinstance(node, (ast.For, ast.AsyncFor)):
+        elif isinstance(node, ForNode):
             targets = [node.target]
             values = [node.iter]
             place = _start_of_node(node.body[0])
@@ -117,7 +116,7 @@ class BindingsOfScope:
         module, place = self._module, _start_of_node(node)
         around = [node, *module.nodes_up_to_function(node)]
         statements = [
-            each for each in around if isinstance(each, ast.stmt) and not isinstance(each, FUNCTIONS)
+            each for each in around if isinstance(each, ast.stmt) and not isinstance(each, FunctionNode)
         ]
         inside = {*map(id, around), *(id(module.block_of(each)) for each in statements)}
         last = max(
@@ -132,7 +131,7 @@ class BindingsOfScope:
         )
         if binding.place <= place:
             return binding.place >= last
-        loops = (each for each in around if isinstance(each, (ast.For, ast.AsyncFor, ast.While)))
+        loops = (each for each in around if isinstance(each, LoopNode))
         both = next(
             (each for each in loops if _start_of_node(each) <= binding.place <= _end_of_node(each)), None
         )

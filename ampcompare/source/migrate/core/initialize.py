@@ -13,8 +13,8 @@ from ampcompare.source.migrate.core.scalers import ifs_around_call, is_construct
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.options import UNSEEN, expression_as_bool
 from ampcompare.source.migrate.read.sites import InitializeCall
-from ampcompare.source.module import Block, Function, Module
-from ampcompare.source.syntax import is_literal
+from ampcompare.source.module import Block, Module
+from ampcompare.source.syntax import DefinitionNode, FunctionNode, is_literal
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import ApexCore
@@ -340,7 +340,7 @@ def lines_of_call(core: ApexCore, function: str, arguments: list[str]) -> list[s
     return [f"{function}(", *(f"{core.module.indentation_unit}{each}," for each in arguments), ")"]
 
 
-def declare_scaler_global(core: ApexCore, function: Function | None) -> None:
+def declare_scaler_global(core: ApexCore, function: FunctionNode | None) -> None:
     """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
     assert function is not None
     module = core.module
@@ -353,9 +353,7 @@ def declare_scaler_global(core: ApexCore, function: Function | None) -> None:
         core.has_global = True
         outermost = module.outermost_statement(function)
         first_use = next(
-            each
-            for each in module.tree.body
-            if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
+            each for each in module.tree.body if isinstance(each, DefinitionNode) or each is outermost
         )
         edits.insert_above(
             first_use, [f"{name} = {core.idle_scaler_expression}  # {function.name} sets it", "", ""]

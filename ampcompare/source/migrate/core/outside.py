@@ -23,13 +23,21 @@ from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.outputs import CASTS, add_autocast_behind_outputs
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward_pass
-from ampcompare.source.syntax import argument_values, calls_in, dotted_name, last_name, names_bound_in, walk
+from ampcompare.source.syntax import (
+    FunctionNode,
+    argument_values,
+    calls_in,
+    dotted_name,
+    last_name,
+    names_bound_in,
+    walk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ampcompare.source.migrate.core.context import ApexCore
-    from ampcompare.source.module import Function, Module
+    from ampcompare.source.module import Module
 
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
 NETWORKS = (
@@ -315,7 +323,7 @@ class _CallsOutsideAutocast:
         self._module = core.module
         self._tails = core.model_names
         self._apart = {id(each) for each in core.forward.apart}
-        self._noted: set[Function | None] = set()
+        self._noted: set[FunctionNode | None] = set()
         self._seen: set[int] = set()
 
     def note_or_refuse_calls(self) -> None:
@@ -352,7 +360,7 @@ class _CallsOutsideAutocast:
         if not (inside and complete):
             raise UnsureRewrite(call, MAY_TRAIN.format(f"{ast.unparse(call.func)}()"))
 
-    def _has_unscaled_backward(self, function: Function | None) -> bool:
+    def _has_unscaled_backward(self, function: FunctionNode | None) -> bool:
         """Return whether a function runs, or leads to, a backward pass that is not scaled, and none that is."""
         core, module = self._core, self._module
         if any(each.function is function for each in core.sites.backwards):

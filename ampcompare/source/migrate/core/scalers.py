@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from ampcompare.source.index import Index
 from ampcompare.source.migrate.read.apex_guards import tests_only_apex_presence
 from ampcompare.source.migrate.read.sites import InitializeCall, Sites
-from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import arguments, dotted_name, names_bound_in, walk
-
-LOOPS = (ast.For, ast.AsyncFor, ast.While)
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import (
+    DefinitionNode,
+    FunctionNode,
+    LoopNode,
+    arguments,
+    dotted_name,
+    names_bound_in,
+    walk,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ def _unused_scaler_name(module: Module, *, attribute: bool) -> str:
 def _scaler_home(module: Module, sites: Sites) -> str:
     created = {each.function for each in sites.initializes}
     others = [*sites.masters, *sites.saves, *sites.loads]
-    used: set[Function | None] = {each.function for each in sites.backwards}
+    used: set[FunctionNode | None] = {each.function for each in sites.backwards}
     used |= {each.function for each in sites.steps} | {each.function for each in sites.reads}
     used |= {module.function_around(each) for each in others}
     if len(created) == 1:
@@ -72,11 +78,11 @@ def _scaler_home(module: Module, sites: Sites) -> str:
     return "module"
 
 
-def _outermost_function(module: Module, function: Function | None) -> Function | None:
+def _outermost_function(module: Module, function: FunctionNode | None) -> FunctionNode | None:
     return None if function is None else [function, *module.functions_around(function)][-1]
 
 
-def _has_self(function: Function | None) -> bool:
+def _has_self(function: FunctionNode | None) -> bool:
     return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
 
 
@@ -89,7 +95,7 @@ def ifs_around_call(module: Module, initialize: InitializeCall) -> list[ast.If]:
     for outer in module.ancestors(initialize.statement):
         if isinstance(outer, ast.If) and not tests_only_apex_presence(module, outer.test):
             found.append(outer)
-        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        elif isinstance(outer, DefinitionNode):
             break
     return found
 
@@ -105,7 +111,8 @@ def runs_under_varying_tests(index: Index, initialize: InitializeCall) -> bool:
 def _tests_around(module: Module, initialize: InitializeCall) -> list[ast.expr]:
     """Return the tests that decide on a call in each round of its loop, or else in each call of its function."""
     loop = next(
-        (each for each in module.nodes_up_to_function(initialize.statement) if isinstance(each, LOOPS)), None
+        (each for each in module.nodes_up_to_function(initialize.statement) if isinstance(each, LoopNode)),
+        None,
     )
     inside = [
         each for each in ifs_around_call(module, initialize) if loop is None or loop in module.ancestors(each)
@@ -120,7 +127,7 @@ def _dotted_names_in(nodes: list[ast.expr]) -> set[str]:
 def _tests_vary_in_loop(module: Module, initialize: InitializeCall) -> bool:
     keys = _dotted_names_in(_tests_around(module, initialize))
     return any(
-        isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & names_bound_in(loop)
+        isinstance(loop, LoopNode) and keys & names_bound_in(loop)
         for loop in module.nodes_up_to_function(initialize.statement)
     )
 
@@ -156,13 +163,13 @@ def _scaler_outlasts_call(index: Index, initialize: InitializeCall) -> bool:
     for call in index.possible_calls_and_completeness(module.scope_from[function])[0]:
         given = [value for name, value in arguments(call, names).items() if name in asked]
         home = index.scope_of_call(call).module
-        loops = [each for each in home.nodes_up_to_function(call) if isinstance(each, (ast.For, ast.While))]
+        loops = [each for each in home.nodes_up_to_function(call) if isinstance(each, LoopNode)]
         if any(_dotted_names_in(given) & names_bound_in(loop) for loop in loops):
             return True
     return False
 
 
-def is_constructor(function: Function | None) -> bool:
+def is_constructor(function: FunctionNode | None) -> bool:
     """Return whether a function runs once for each object."""
     return function is not None and function.name == "__init__"
 

@@ -12,9 +12,11 @@ from ampcompare.source.branches import (
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.read.finding import BY_HAND, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.sites import GradientRead, OptimizerStep
-from ampcompare.source.module import Function, Module
+from ampcompare.source.module import Module
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import (
+    FunctionNode,
+    LoopNode,
     argument_values,
     arguments,
     dotted_name,
@@ -102,13 +104,14 @@ def _find_step_after(core: ApexCore, read: GradientRead, optimizer: str) -> Opti
 
 
 def _find_loop_or_function_around(module: Module, node: ast.AST) -> ast.AST | None:
-    kinds = (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef)
-    return next((outer for outer in module.ancestors(node) if isinstance(outer, kinds)), None)
+    return next(
+        (outer for outer in module.ancestors(node) if isinstance(outer, LoopNode | FunctionNode)), None
+    )
 
 
 def _may_test_vary(test: str, loop: ast.AST | None) -> bool:
     """Return whether a test can change between two rounds of a loop, or two calls of a function."""
-    if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
+    if not isinstance(loop, LoopNode):
         return True
     nodes = list(ast.walk(ast.parse(test, mode="eval")))
     return any(isinstance(node, ast.Mod) for node in nodes) or not names_bound_in(loop).isdisjoint(
@@ -343,7 +346,7 @@ def _refuse_step_in_try(module: Module, step: OptimizerStep) -> None:
     """Refuse a step in a `try` within a loop that goes on after an error, such as one of memory."""
     around = list(module.nodes_up_to_function(step.statement))
     for place, outer in enumerate(around):
-        loops = [each for each in around[place:] if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
+        loops = [each for each in around[place:] if isinstance(each, LoopNode)]
         if isinstance(outer, ast.Try) and loops and module.is_in_statements(step.statement, outer.body):
             if any(
                 not isinstance(each.body[-1], (ast.Raise, ast.Break, ast.Return)) for each in outer.handlers
@@ -381,7 +384,7 @@ def _leaves_loop_round_or_function(statement: ast.If) -> bool:
     return any(isinstance(node, LEAVING) for node in ast.walk(statement))
 
 
-def _steps_without_apex(core: ApexCore, function: Function | None) -> list[tuple[ast.Call, str]]:
+def _steps_without_apex(core: ApexCore, function: FunctionNode | None) -> list[tuple[ast.Call, str]]:
     """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
@@ -480,9 +483,7 @@ def _statement_to_update_behind(core: ApexCore, step: OptimizerStep) -> ast.stmt
 def _is_step_before_backward(core: ApexCore, step: OptimizerStep) -> bool:
     """Return whether a step comes before all backward passes of its function: GradScaler refuses such a step."""
     backwards = [each.statement for each in core.sites.backwards if each.function is step.function]
-    around = [
-        each for each in core.module.ancestors(step.statement) if isinstance(each, (ast.For, ast.While))
-    ]
+    around = [each for each in core.module.ancestors(step.statement) if isinstance(each, LoopNode)]
     repeated = any(outer in core.module.ancestors(each) for outer in around for each in backwards)
     return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 

@@ -13,7 +13,7 @@ from ampcompare.source.index import UnknownFunction, functions_of_callee
 from ampcompare.source.migrate.core.casts import OF_O1
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
-from ampcompare.source.migrate.core.scalers import LOOPS, ifs_around_call
+from ampcompare.source.migrate.core.scalers import ifs_around_call
 from ampcompare.source.migrate.ordinary.flow import arithmetic_of_other_types, refuse_unlisted_value_flow
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
@@ -29,7 +29,7 @@ from ampcompare.source.migrate.read.apex_guards import (
 )
 from ampcompare.source.migrate.read.finding import Finding, UnsureRewrite, without_advice
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
+from ampcompare.source.syntax import LoopNode, dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING_IN_FP32, receiver_of
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _refuse_unusual_initialize(core: ApexCore) -> None:
     ):
         raise UnsureRewrite(initialize.call, FLOW.format("in a method, or in a function inside of another"))
     for outer in module.nodes_up_to_function(initialize.statement):
-        if isinstance(outer, LOOPS):
+        if isinstance(outer, LoopNode):
             raise UnsureRewrite(initialize.call, FLOW.format("in a loop"))
         if not isinstance(outer, (ast.If, ast.FunctionDef, ast.Module)):
             raise UnsureRewrite(initialize.call, FLOW.format("inside of another statement than an `if`"))

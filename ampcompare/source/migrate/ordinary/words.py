@@ -12,7 +12,7 @@ from ampcompare.source.migrate.read.early_names import find_early_bindings_of_to
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.project import MAX_MODULES
-from ampcompare.source.syntax import dotted_name, last_name, last_part, walk
+from ampcompare.source.syntax import DefinitionNode, dotted_name, last_name, last_part, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import ApexCore
@@ -192,7 +192,7 @@ def _name_in_node(node: ast.AST) -> str:
         return last_name(node)
     if isinstance(node, ast.arg):
         return node.arg
-    return node.name if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) else ""
+    return node.name if isinstance(node, DefinitionNode) else ""
 
 
 def _forbidden_nodes_in_call(module: Module, call: ast.Call) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.migrate.read.cast_lists import CAST_BY_AUTOCAST
 from ampcompare.source.module import Module
+from ampcompare.source.syntax import FunctionNode
 
 BOUND_EARLY = "{}: bound before amp.initialize, so O1 does not cast under this name; autocast casts under any"
 PLACES = ("torch.nn.functional.", "torch.")
@@ -57,7 +58,7 @@ def _is_evaluated_early(module: Module, node: ast.AST) -> bool:
     for outer in module.ancestors(node):
         if isinstance(outer, ast.Lambda):
             return False
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and below in outer.body:
+        if isinstance(outer, FunctionNode) and below in outer.body:
             return outer.name == "__init__" and not isinstance(node, ast.stmt)
         below = outer
     return True

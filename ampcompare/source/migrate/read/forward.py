@@ -10,8 +10,11 @@ from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
 from ampcompare.source.migrate.read.sites import BackwardPass, Sites, keys_of_initialized_models
-from ampcompare.source.module import Block, Function
+from ampcompare.source.module import Block
 from ampcompare.source.syntax import (
+    DefinitionNode,
+    FunctionNode,
+    ImportNode,
     arguments,
     calls_in,
     dotted_name,
@@ -148,7 +151,7 @@ class _ForwardFinder:
                     return True
                 before = {key: (block, set(each)) for key, (block, each) in self._marks.items()}
             outer = self._module.parent_statement(current)
-            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if isinstance(outer, FunctionNode):
                 if before is None:
                     return self._trace_into_callers(outer, needed, depth)
                 if self._finds_model_in_callers(outer, needed, depth):
@@ -186,7 +189,7 @@ class _ForwardFinder:
             self._marks.setdefault(id(block), (block, set()))[1].update(marked)
         return marked | below
 
-    def _trace_into_callers(self, function: Function, needed: set[str], depth: int) -> bool:
+    def _trace_into_callers(self, function: FunctionNode, needed: set[str], depth: int) -> bool:
         """Follow parameters to the callers."""
         module = self._module
         found = False
@@ -200,7 +203,7 @@ class _ForwardFinder:
                 found = self._trace_needed_names(module.statement_around(node), keys, depth + 1) or found
         return found
 
-    def _finds_model_in_callers(self, function: Function, needed: set[str], depth: int) -> bool:
+    def _finds_model_in_callers(self, function: FunctionNode, needed: set[str], depth: int) -> bool:
         """Follow parameters to the callers, and return whether a model is called there; what is marked stays if so."""
         kept = {key: set(each) for key, (_, each) in self._marks.items()}
         self._trace_into_callers(function, needed & self._module.scope_from[function].parameters, depth)
@@ -250,7 +253,7 @@ class _ForwardFinder:
                 each is None
                 or each in self._barriers
                 or each in self._initializing
-                or isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+                or isinstance(each, DefinitionNode)
             ):
                 yield from self._forward_spans_in_run(run, marked)
                 run = []
@@ -290,9 +293,7 @@ def _owners_of_dotted_names(dotted_names: set[str]) -> set[str]:
 
 def _defines_needed_name(statement: ast.stmt, needed: set[str]) -> bool:
     """Return whether a statement, or one in it, binds or changes a needed name."""
-    if isinstance(
-        statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    ):
+    if isinstance(statement, DefinitionNode | ImportNode):
         return False
     for node in walk(statement):
         changed: ast.AST | None = None

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ampcompare.source.amp_names import APEX, ROOTS
 from ampcompare.source.module import Module
+from ampcompare.source.syntax import ImportNode
 
 
 class ModuleImports:
@@ -18,7 +19,7 @@ class ModuleImports:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.imports: list[tuple[ast.Import | ast.ImportFrom, ast.alias]] = [
+        self.imports: list[tuple[ImportNode, ast.alias]] = [
             (node, alias) for node, alias, full in module.imports if full.split(".")[0] in APEX
         ]
         bound = [pair for scope in module.scopes for pair in scope.imports.items()]

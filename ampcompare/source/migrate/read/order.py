@@ -40,6 +40,7 @@ from ampcompare.source.migrate.read.sites import (
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import SCHEDULER, may_be_optimizer_name
 from ampcompare.source.syntax import (
+    FunctionNode,
     argument,
     argument_values,
     arguments,
@@ -489,7 +490,7 @@ class _EventFollower(CallFollower):
 
     def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         node = function.scope.node
-        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        assert isinstance(node, FunctionNode)
         names = function.module.positional_parameters(node)
         found = {}
         for given in (*function.given, call):

@@ -10,8 +10,9 @@ from ampcompare.source.index import Index, functions_of_callee
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import UNSEEN, bind_arguments_by_name
-from ampcompare.source.module import Function, Module
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import (
+    FunctionNode,
     dotted_name,
     elements,
     is_literal,
@@ -58,7 +59,7 @@ class InitializeCall:
 
     call: ast.Call
     statement: ast.stmt
-    function: Function | None
+    function: FunctionNode | None
     arguments: dict[str, ast.expr]
     level: str = ""
 
@@ -74,7 +75,7 @@ class BackwardPass:
     """
 
     statement: ast.stmt
-    function: Function | None
+    function: FunctionNode | None
     loss: ast.expr
     optimizers: tuple[str, ...]
     block: bool
@@ -97,7 +98,7 @@ class OptimizerStep:
 
     call: ast.Call
     statement: ast.stmt
-    function: Function | None
+    function: FunctionNode | None
     optimizer: str
     options: tuple[str, ...] = ()
 
@@ -108,7 +109,7 @@ class GradientRead:
 
     node: ast.AST
     statement: ast.stmt
-    function: Function | None
+    function: FunctionNode | None
     optimizers: tuple[str, ...]
 
 
@@ -414,9 +415,9 @@ def _nodes_leading_to_updates(module: Module, sites: Sites, index: Index) -> set
     return {each.statement for each in sites.backwards} | {each.call for each in sites.steps} | calls
 
 
-def _functions_reaching(index: Index, functions: set[Function | None]) -> set[Function | None]:
+def _functions_reaching(index: Index, functions: set[FunctionNode | None]) -> set[FunctionNode | None]:
     """Return the functions of the module that call some functions of it, or their callers."""
-    module, found = index.module, set[Function | None]()
+    module, found = index.module, set[FunctionNode | None]()
     waiting = [each for each in functions if each is not None]
     while waiting:
         calls, _ = index.possible_calls_and_completeness(module.scope_from[waiting.pop()])
@@ -428,11 +429,11 @@ def _functions_reaching(index: Index, functions: set[Function | None]) -> set[Fu
     return found
 
 
-def _functions_of_call(index: Index, call: ast.Call) -> set[Function | None]:
+def _functions_of_call(index: Index, call: ast.Call) -> set[FunctionNode | None]:
     """Return the functions of the module that a call may name."""
     choices = functions_of_callee(index.callee(call, index.module.scope_of[call]))
     found = {each.scope.node for each in choices if isinstance(each, Called) and each.module is index.module}
-    return {each for each in found if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    return {each for each in found if isinstance(each, FunctionNode)}
 
 
 def _only_copies_weights(module: Module, call: ast.Call) -> bool:
