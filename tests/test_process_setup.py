@@ -16,6 +16,9 @@ CALLS = {
     **dict.fromkeys(("insert", "append", "remove", "extend"), "sys.path"),
     "pop": ("os.environ", "sys.path"),
     "set_tf32": "",
+    "set_device": ("torch.cuda", "torch.xpu"),
+    "sched_setaffinity": "os",
+    "_set_mkldnn_enabled": "torch._C",
     "signal": "signal",
     "pthread_sigmask": "signal",
     "enable": "faulthandler",
@@ -25,7 +28,7 @@ CALLS = {
     "addaudithook": "sys",
     "set_start_method": "multiprocessing",
 }
-"""Functions by name, with what they are functions of."""
+"""Functions by name, with what they are functions of; "" for one that is imported by its name."""
 STARTS = frozenset({"start_fork", "ProcessServer", "run_command_with_time_limit"})
 """Calls that start a process with variables of its own, next to those with `env`."""
 TARGETS = re.compile(
@@ -33,7 +36,7 @@ TARGETS = re.compile(
     r"|torch\.backends\.(cudnn\.(benchmark|deterministic|allow_tf32)|cuda\.matmul\.\w+)"
 )
 WORDS = re.compile(
-    r"torch\.(set_|use_det|backends)|set_tf32|environ|sys\.(path|argv|dont)|signal|faulthandler|rlimit|prctl"
+    r"torch\.(set_|use_det|backends)|set_tf32|set_device|sched_setaffinity|_set_mkldnn|environ|sys\.(path|argv|dont)|signal|faulthandler|rlimit|prctl"
     r"|os\.(chdir|setsid|putenv|umask|nice)|addaudithook|set_start_method"
     rf"|\benv=|\b(?:{'|'.join(STARTS)})\("
 )
@@ -117,6 +120,8 @@ def test_each_change_of_a_process_is_in_the_table() -> None:
         "module, sys.argv = 1, []",
         "signal.signal(signal.SIGINT, handler)",
         "torch.backends.cudnn.benchmark = True",
+        "torch.cuda.set_device(device)",
+        "os.sched_setaffinity(0, cores)",
         "subprocess.run(words, env={})",
         "server.start_fork(function, words, **options)",
     ],

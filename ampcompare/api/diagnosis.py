@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.diagnosis.options import AheadOptions, DiagnoseOptions, Reference
 from ampcompare.diagnosis.profiling.options import ProfileOptions
 from ampcompare.experiment.sources import collect_settings
@@ -232,7 +233,8 @@ def find_batch(
 
 def _refuse_loop_with_script(function: str, loop: object, script: object) -> None:
     if loop is not None and script is not None:
-        raise ConfigError(f"{function} takes either a loop or a script, but both were given; leave one out")
+        why = "takes either a loop or a script, but both were given"
+        raise ConfigError(refusal_sentence(function, why, "leave one out"))
 
 
 def _distinct_arm_texts(arms: Sequence[Arm | str] | str) -> list[str]:

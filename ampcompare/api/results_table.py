@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TextIO, get_args
 
 from ampcompare.base.errors import ConfigError, require_one_of
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.experiment.reload_report import read_records
 from ampcompare.results.analysis.against import AgainstResult, judge_new_results, table_of_records
 from ampcompare.results.analysis.inference.terms import Preference, Terms
@@ -89,5 +90,6 @@ def _read_run_or_table(
         return read_table(path or source, metric=metric, better=better)
     table = table_of_records(read_records(path), str(path))
     if metric not in (None, table.metric.name):
-        raise ConfigError(f"{path} was trained by {table.metric.name}, not {metric}; leave --metric out")
+        why = f"was trained by {table.metric.name}, not {metric}"
+        raise ConfigError(refusal_sentence(str(path), why, "leave --metric out"))
     return table

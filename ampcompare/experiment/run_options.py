@@ -216,9 +216,8 @@ class RunOptions(_BuiltOptions):
             recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
         )
         if config is not None and request != SettingsRequest():
-            raise ConfigError(
-                "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
-            )
+            why = "takes either a complete config, or a recipe, file and settings, but both were given"
+            raise ConfigError(refusal_sentence("run", why, "leave one out"))
         self._set_fields(
             config=config or collect_settings(request, TRAIN, one_run=True).config,
             output_dir=_path_or_none(output_dir),
@@ -504,7 +503,9 @@ def settings_with_script(
     if script is None:
         for name, value in (("mask", mask), ("metrics", metrics), ("shift_seeds", shift_seeds)):
             if value:
-                raise ConfigError(f"{name} needs a script; pass one, as in script=['train.py']")
+                raise ConfigError(
+                    refusal_sentence(name, "needs a script", "pass one, as in script=['train.py']")
+                )
         return dict(settings)
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)
@@ -521,7 +522,7 @@ def settings_with_script(
 def _launch_options(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:
     """Return how processes are started."""
     if launch is not None and slurm_options is not None:
-        raise ConfigError("launch has slurm_options of its own; give only one of them")
+        raise ConfigError(refusal_sentence("launch", "has slurm_options of its own", "give only one of them"))
     return launch or LaunchOptions(slurm_options=slurm_options or {})
 
 

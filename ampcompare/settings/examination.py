@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, Self
 
 from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.base.processes.call import ChildAnswer, call_in_child
 from ampcompare.settings.config import RunConfig
 
@@ -51,8 +52,11 @@ def refuse_several_processes_of_recipe(config: RunConfig, command: str) -> None:
     """
     if config.processes != 1 and config.script is None:
         raise ConfigError(
-            f"{command} trains a recipe in one process, but {config.processes} were requested; only a script after -- "
-            "may have several"
+            refusal_sentence(
+                command,
+                f"trains a recipe in one process, but {config.processes} were requested",
+                "only a script after -- may have several",
+            )
         )
 
 

@@ -445,7 +445,7 @@ def _only_copies_weights(module: Module, call: ast.Call) -> bool:
         and isinstance(module.parent(outer), ast.Dict)
     ):
         save = loop.value if isinstance(loop, ast.Expr) else None
-        return isinstance(save, ast.Call) and dotted_name(save.func) == "torch.save"
+        return isinstance(save, ast.Call) and module.resolve(save.func) == "torch.save"
     if not isinstance(loop, ast.For) or call not in walk(loop.iter):
         return False
     return all(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.read.networks import buffers_of_class
 from ampcompare.source.syntax import argument_values, dotted_name, elements, last_name
+from ampcompare.source.torch_methods import WITH_INDICES
 
 if TYPE_CHECKING:
     from ampcompare.source.module import Module, Scope
@@ -37,7 +38,6 @@ REDUCING = frozenset({
     "logsumexp", "quantile",
 })  # fmt: skip
 OF_ALL = frozenset({"trace", "dot", "vdot", "dist", "det", "logdet"})  # always to one number
-PAIRS = frozenset({"max", "min", "topk", "sort"})  # with a dimension: of values and indices
 KEEPING = frozenset({
     "exp", "log", "sqrt", "abs", "sigmoid", "tanh", "relu", "relu_", "relu6", "leaky_relu", "elu", "gelu", "silu",
     "softmax", "log_softmax", "pow", "square", "neg", "clamp", "dropout", "float", "detach", "clone", "contiguous",
@@ -193,7 +193,7 @@ class ScalarTensorFinder:
         name = last_name(node.func) if isinstance(node, ast.Call) else ""
         if name in ("chunk", "split"):
             return self._shapes_of(node)
-        if name in PAIRS:
+        if name in WITH_INDICES:
             return self._shapes_of(node) | ROW
         shapes = self._shapes_of(node)
         return frozenset(DimensionCount.NUMBER if each is DimensionCount.ROW else each for each in shapes)
@@ -295,7 +295,7 @@ class ScalarTensorFinder:
         dims = getattr(options[0], "elts", [])
         if DimensionCount.ROW in shapes or DimensionCount.NUMBER in shapes or len(dims) > MAX_DIMS:
             return NUMBER
-        return TENSOR if last_name(call.func) in PAIRS else ROW
+        return TENSOR if last_name(call.func) in WITH_INDICES else ROW
 
     def _shapes_of_own_function(self, call: ast.Call, scope: Scope) -> Shapes:
         """Return what a function of the module, or a method of the class, returns; a tensor for any other."""
