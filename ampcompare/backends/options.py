@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import Options
+from ampcompare.base.environment.variables import FALSE_WORDS, TRUE_WORDS
 from ampcompare.base.tensors.type_names import NAME_BY_TORCH_NAME
-from ampcompare.base.truth_words import FALSE_WORDS, TRUE_WORDS
 
 DTYPES = {
     "float16": "float16",

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.apex_levels import LEVELS
+from ampcompare.base.environment.variables import FALSE_WORDS, TRUE_WORDS
 from ampcompare.base.errors import close_matches
 from ampcompare.base.tensors.type_names import HALF_NAMES
-from ampcompare.base.truth_words import FALSE_WORDS, TRUE_WORDS
 
 if TYPE_CHECKING:
     StringChoice = click.Choice[str]

@@ -2,7 +2,9 @@
 
 import os
 
-from ampcompare.base.truth_words import TRUE_WORDS
+# What a user may write for true and false: in a variable, an option or an arm.
+TRUE_WORDS = ("true", "1", "yes", "on")
+FALSE_WORDS = ("false", "0", "no", "off")
 
 APEX_STRICT = "AMPCOMPARE_APEX_STRICT"  # a user's: brings the defects of Apex back into the engine
 CELL_FOLDER = "AMPCOMPARE_CELL_DIR"  # where a script's cell writes its record
