@@ -306,8 +306,39 @@ def _find_parameters_of_plain_branch(core: ApexCore, call: ast.Call) -> str | No
         parameters = list(dict.fromkeys(module.source(each) for each in theirs))
         if len(optimizers) != len(parameters):
             return None
-        return parameters[optimizers.index(ast.unparse(call))]
+        found = parameters[optimizers.index(ast.unparse(call))]
+        return found if _has_optimizer_just(core, call, found) else None
     return None
+
+
+def _has_optimizer_just(core: ApexCore, call: ast.Call, parameters: str) -> bool:
+    """Return whether the optimizer of `amp.master_params` surely holds the parameters of an expression, and no other.
+
+    It is built of the same text, in each place that gives it a value, and gets no group later; nor does the name of
+    the model stand for several objects, apart from what wraps it.
+    """
+    module, scope = core.module, core.module.scope_of[call]
+    key = dotted_name(call.args[0]) or ""
+    kinds = ObjectKinds(module, core.index)
+    initialized = {id(each.call) for each in core.sites.initializes}
+    built = [
+        each
+        for each in module.values_of(key, scope) or []
+        if not (isinstance(each, ast.Starred) and id(each.value) in initialized)
+        and id(each) not in initialized
+    ]
+    given = [
+        arguments(each, ("params",)).get("params")
+        for each in built
+        if isinstance(each, ast.Call) and kinds.is_new_object("optimizer", each, scope)
+    ]
+    grown = (last_part(dotted_name(each) or "") for _, each in module.method_calls("add_param_group"))
+    return (
+        bool(built)
+        and len(given) == len(built)
+        and all(each is not None and module.source(each) == parameters for each in given)
+        and last_part(key) not in grown
+    )
 
 
 def _differ_in_calls_only(module: Module, call: ast.Call, other: ast.Call) -> bool:
