@@ -774,6 +774,29 @@ def test_a_compiled_model_trains(forked_python: Any, tmp_path: Path) -> None:
     _compare(forked_python, tmp_path, text)
 
 
+def test_inputs_and_outputs_in_any_mapping_or_iterable_are_cast(forked_python: Any, tmp_path: Path) -> None:
+    """A mapping that is no dict, a deque, an object with a method `to` and a text that is left alone."""
+    text = (
+        "import collections, torch\nfrom apex import amp\n\n"
+        "class Pair(dict):\n    def to(self, dtype):\n        return Pair(x=self['x'].to(dtype))\n\n"
+        "class Net(torch.nn.Linear):\n    def forward(self, given, name):\n"
+        "        x = given['x'] if hasattr(given, 'keys') else given[0]\n        print(name, type(given), x.dtype)\n"
+        "        y = super().forward(x)\n"
+        "        return given if name == 'same' else {'deque': collections.deque([y, 1]),\n"
+        "                                             'mapping': collections.UserDict(y=y)}[name]\n\n"
+        "net = Net(4, 2).cuda()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "net, optimizer = amp.initialize(net, optimizer, opt_level='O2', verbosity=0)\n"
+        "x = torch.ones(3, 4).cuda()\n"
+        "for given in (collections.UserDict(x=x), collections.deque([x]), Pair(x=x), [x, b'a', None]):\n"
+        "    for name in ('deque', 'mapping', 'same'):\n"
+        "        out = net(given, name)\n        print(type(out), out)\n"
+        "        loss = net([x], 'deque')[0].sum()\n"
+        "        with amp.scale_loss(loss, optimizer) as scaled_loss:\n            scaled_loss.backward()\n"
+        "        optimizer.step()\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
 def test_is_one_short_file_on_torch_and_the_standard_library() -> None:
     text = adapter_text()
     assert len(text.splitlines()) <= 300
