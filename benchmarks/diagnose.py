@@ -31,7 +31,7 @@ from workloads import WORKLOADS, sgd
 
 import ampcompare
 from ampcompare import Precision
-from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.observation import RunObservation
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
 from ampcompare.diagnosis.watched_loop import ObservedPrecision
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
@@ -75,7 +75,7 @@ def steps_of(arm: str, way: str, model_name: str) -> tuple[Callable[[], None], E
     )
     if way != "bare":
         wide = torch.float32 if way == "drift" else None
-        watch = StepOperationsWatch(Observation(keep=2), steps=10**9, reference=wide)
+        watch = StepOperationsWatch(RunObservation(keep=2), steps=10**9, reference=wide)
         stack.callback(watch.close)
         precision = ObservedPrecision(precision, watch)
     torch.manual_seed(0)

@@ -53,7 +53,7 @@ def command(
     after -- stands for another version of it.
     """
     from ampcompare.base.environment.extras import require_torch
-    from ampcompare.experiment.replay import read_capsule_facts, replay, replay_sides_of_changes
+    from ampcompare.experiment.replay import read_capsule_facts, replay, replay_variants_of_changes
     from ampcompare.results.report.documents.replay import replay_document
     from ampcompare.settings.script import script_config
     from ampcompare.settings.stack import parse_stacks
@@ -61,7 +61,7 @@ def command(
     require_torch()
     facts = read_capsule_facts(Path(capsule))
     own = [*(["-m"] if facts["is_module"] else []), facts["script"], *facts["arguments"]]
-    sides = replay_sides_of_changes(changes, parse_stacks(stacks), script, own)
+    sides = replay_variants_of_changes(changes, parse_stacks(stacks), script, own)
     try:
         config = script_config(own)
     except ConfigError as error:

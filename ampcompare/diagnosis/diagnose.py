@@ -12,7 +12,7 @@ from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.diagnosis.findings import find_faults
 from ampcompare.diagnosis.loops import Loop, LoopConditions
-from ampcompare.diagnosis.observation import Observation, StepFacts
+from ampcompare.diagnosis.observation import RunObservation, StepFacts
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.product_formats import diagnose_formats
@@ -123,7 +123,7 @@ def diagnose_loop(
 
 
 def diagnosis_of_observation(
-    observation: Observation,
+    observation: RunObservation,
     arm: Arm,
     *,
     reference: torch.dtype | None,
@@ -162,7 +162,7 @@ def diagnosis_of_observation(
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
 
-def _diagnosis_notes(arm: Arm, observation: Observation) -> Iterator[str]:
+def _diagnosis_notes(arm: Arm, observation: RunObservation) -> Iterator[str]:
     """Yield what a reader must know: operations without an error, and 16-bit weights that are stepped themselves."""
     if observation.failures:
         names = ", ".join(sorted(observation.failures))

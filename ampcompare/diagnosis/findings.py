@@ -12,7 +12,7 @@ from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import (
-    Observation,
+    RunObservation,
     StepFacts,
     error_of_event,
     operation_place_of,
@@ -66,7 +66,7 @@ class FaultReason:
     buffer: str = ""  # of a model, that the arm has cast
 
 
-def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> FaultReason | None:
+def reason_of_first_nonfinite_result(events: Sequence[OperationResult], origin: int) -> FaultReason | None:
     """Return why the result at `origin` is the first that is not finite; None if that is not known."""
     number = events[origin].number
     if abs(number) > FP16_LARGEST:
@@ -151,7 +151,7 @@ def _place_name_for_reader_of(event: OperationResult, other: OperationResult) ->
     return f"{place.name} ({place.where})" if place.where else place.name
 
 
-def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) -> list[Fault]:
+def find_faults(observation: RunObservation, left_out: Collection[FaultKind] = ()) -> list[Fault]:
     """Return the faults of a run, at most one of each kind, the earliest first, without kinds that are left out."""
     found: dict[FaultKind, Fault] = {}
     highest = 0.0  # scale at which a step was applied
@@ -392,7 +392,7 @@ def _swallowed_overflow_fault(facts: StepFacts, origin: int, wrong_index: int) -
         origin,
         text,
         onward,
-        reason=nonfinite_reason_of(events, origin),
+        reason=reason_of_first_nonfinite_result(events, origin),
         severity=_error_capped_to_finite(events[wrong_index]),
     )
 
@@ -433,7 +433,7 @@ def _nonfinite_loss_fault(facts: StepFacts, loss_index: int) -> Fault:
     name = operation_place_of(events[origin].key).name
     if _is_finite_in_fp32(events[origin]):
         text = f"{name} is the first result that is not finite"
-        reason = nonfinite_reason_of(events, origin)
+        reason = reason_of_first_nonfinite_result(events, origin)
         return _make_fault(
             "overflow", facts, origin, text, _places_on_path(events, origin, loss_index), reason=reason
         )
@@ -449,7 +449,7 @@ def _nonfinite_loss_fault(facts: StepFacts, loss_index: int) -> Fault:
             chosen,
             text,
             _places_on_path(events, origin, loss_index),
-            reason=nonfinite_reason_of(events, chosen),
+            reason=reason_of_first_nonfinite_result(events, chosen),
         )
     text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
     return _make_fault("not precision", facts, origin, text, _places_on_path(events, origin, loss_index))
@@ -488,11 +488,11 @@ def _gradient_overflow_fault(
         origin,
         text,
         _places_on_path(events, origin, broken[0]),
-        reason=nonfinite_reason_of(events, origin),
+        reason=reason_of_first_nonfinite_result(events, origin),
     )
 
 
-def _no_step_applied_fault(observation: Observation) -> Fault | None:
+def _no_step_applied_fault(observation: RunObservation) -> Fault | None:
     """Return the fault of a run in which no step was applied although its loss was finite."""
     if observation.steps == 0 or observation.skipped < observation.steps:
         return None
@@ -619,7 +619,7 @@ def _error_capped_to_finite(event: OperationResult) -> float:
     return min(error_of_event(event), 1e30)
 
 
-def _lost_updates_fault(observation: Observation) -> Fault | None:
+def _lost_updates_fault(observation: RunObservation) -> Fault | None:
     worst = max(
         (one for one in observation.updates.values() if one.dtype in HALF_NAMES and one.moved),
         key=lambda one: one.lost / one.moved,

@@ -48,7 +48,7 @@ class _PlaceTotal:
             self.made = _larger_of_known(self.made, own_error_of_event(event))
 
 
-class Observation:
+class RunObservation:
     """Receives steps from `StepOperationsWatch`, and keeps the last ones."""
 
     def __init__(self, keep: int = 64) -> None:

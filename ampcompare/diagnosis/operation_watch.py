@@ -21,7 +21,7 @@ from ampcompare.diagnosis.ranges import (
     range_counts_without_lost,
     total_nonfinite_and_lost_of,
 )
-from ampcompare.diagnosis.sites import RunningModules
+from ampcompare.diagnosis.sites import RunningModulesTracker
 from ampcompare.results.records.diagnosis import Phase
 
 MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
@@ -185,7 +185,7 @@ class OperationWatch(TorchDispatchMode):
             first step, has one.
     """
 
-    def __init__(self, sites: RunningModules, reference: Fp32Reference | None = None) -> None:
+    def __init__(self, sites: RunningModulesTracker, reference: Fp32Reference | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
         self.reference = reference

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.diagnosis.rates import RateFollower, RateForecast
 from ampcompare.diagnosis.state_rounding import MAX_STEPS, OptimizerStateWatch
-from ampcompare.diagnosis.step_watch import params_and_grads_to_step
+from ampcompare.diagnosis.step_watch import params_and_dense_grads_to_step
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.outlook import ShareLost, WatchedFirstSteps
 from ampcompare.training.ledger import find_second_moment, is_eps_zero_in
@@ -147,13 +147,13 @@ class PrefixWatch(StepObserver):
         made = self._made.get(id(optimizer), 0)
         if id(optimizer) not in self._histories:
             self._histories[id(optimizer)] = RateFollower(optimizer)
-        self._histories[id(optimizer)].note_rates()
+        self._histories[id(optimizer)].note_rates_of_next_step()
         self._before = []
         if made in self._probes:
             self._state.sample_state_before_step(optimizer)
             self._before = [
                 (one, _vector_sample_of(one.detach()).float().clone())
-                for one, _ in params_and_grads_to_step(optimizer)
+                for one, _ in params_and_dense_grads_to_step(optimizer)
             ]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:

@@ -51,7 +51,7 @@ class RateFollower:
         self._rows: list[list[float]] = []  # learning rates by step, by group
         self._moves: list[list[int]] = []  # before each step, by scheduler
 
-    def note_rates(self) -> None:
+    def note_rates_of_next_step(self) -> None:
         """Note the rates of the step that follows."""
         self._rows.append([learning_rate_of(group) for group in self._optimizer.param_groups])
         self._moves.append([*map(_num_moves_of, self._schedulers)])

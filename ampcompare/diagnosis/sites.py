@@ -70,7 +70,7 @@ def nearest_user_location_text(frame: FrameType | None) -> str:
     return ""
 
 
-class RunningModules:
+class RunningModulesTracker:
     """Keeps the stack of running modules, and where each autograd node was made.
 
     A node is known by its sequence number, which torch gives out before it runs the operation of the forward pass.

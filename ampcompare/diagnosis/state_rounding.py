@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.diagnosis.step_watch import params_and_grads_to_step
+from ampcompare.diagnosis.step_watch import params_and_dense_grads_to_step
 from ampcompare.results.records.outlook import RoundedStateDrift
 
 POINTS = 64  # of the steps ahead, over which the error is averaged
@@ -166,7 +166,7 @@ class OptimizerStateWatch:
     def sample_state_before_step(self, optimizer: Optimizer) -> None:
         """Keep what a step starts from."""
         self._before = {}
-        for param, gradient in params_and_grads_to_step(optimizer):
+        for param, gradient in params_and_dense_grads_to_step(optimizer):
             for name, state in state_tensors_of(optimizer, param):
                 self._before[id(param), name] = (
                     evenly_sampled_elements(state),

@@ -12,9 +12,9 @@ from ampcompare.base.patches import GRADIENT_READS
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
-from ampcompare.diagnosis.observation import Observation, StepFacts
+from ampcompare.diagnosis.observation import RunObservation, StepFacts
 from ampcompare.diagnosis.operation_watch import Key, OperationWatch, computing_without_modes
-from ampcompare.diagnosis.sites import RunningModules
+from ampcompare.diagnosis.sites import RunningModulesTracker
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_eps_zero_in
@@ -36,7 +36,7 @@ class StepOperationsWatch(StepObserver):
 
     def __init__(
         self,
-        observation: Observation,
+        observation: RunObservation,
         *,
         steps: int,
         is_idle: bool = False,
@@ -47,7 +47,7 @@ class StepOperationsWatch(StepObserver):
         self.steps = steps
         self.is_watched = not is_idle
         self.scale = 1.0
-        self.sites = RunningModules()
+        self.sites = RunningModulesTracker()
         self.updates = LostUpdateCounter(self.sites.named_parameters_of_step)
         self._reference = None if reference is None else Fp32Reference(reference)
         self.operations = OperationWatch(self.sites, self._reference)
@@ -225,7 +225,7 @@ class LostUpdateCounter:
         with computing_without_modes():
             self._before = [
                 (one, one.detach().clone(), grad != 0, _num_nonfinite(grad))
-                for one, grad in params_and_grads_to_step(optimizer)
+                for one, grad in params_and_dense_grads_to_step(optimizer)
             ]
 
     def count_lost_updates_after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
@@ -269,7 +269,7 @@ def _name_of_loose_tensor(param: Tensor) -> str:
     return f"a tensor of {' x '.join(map(str, param.shape)) or 'one number'} outside of modules"
 
 
-def params_and_grads_to_step(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+def params_and_dense_grads_to_step(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
     """Return what a step will change: the parameters with a learning rate and a dense gradient, and their gradients."""
     found: list[tuple[Tensor, Tensor]] = []
     for group in optimizer.param_groups:

@@ -8,15 +8,17 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.loops import Loop, LoopConditions, arm_precision_isolated
-from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.observation import RunObservation
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.training.precision.base import Precision, StepOutcome
 
 
-def observe_loop(loop: Loop, arm: Arm, conditions: LoopConditions, lines: Sequence[str] = ()) -> Observation:
+def observe_loop(
+    loop: Loop, arm: Arm, conditions: LoopConditions, lines: Sequence[str] = ()
+) -> RunObservation:
     """Run `loop` under `arm`, with `lines` in fp32, from its beginning and return what was seen."""
-    observation = Observation()
+    observation = RunObservation()
     watch = StepOperationsWatch(
         observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines
     )

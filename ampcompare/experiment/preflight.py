@@ -90,7 +90,7 @@ def run_trials_of_rows(
         for label, cell in rows.items():
             if builds[label] in of_rows:
                 runner.try_advised_arms(of_rows[builds[label]], cell)
-        tried = [trial for trial in of_rows.values() if not trial.must_start_by_hand]
+        tried = [trial for trial in of_rows.values() if not trial.must_be_started_by_hand]
         if len(tried) == len(rows) == 1:
             tried += runner.try_with_last_seed(tried[0], *rows.values())
     found = _preflight_of_trials(tried, time.perf_counter() - begun)
@@ -174,7 +174,7 @@ class _TrialRunner:
 def _arm_trials_by_label(builds: Mapping[str, str], trials: Mapping[str, _CellTrial]) -> dict[str, ArmTrial]:
     """Return what is stored of each label that was tried; nothing of those that cannot be started from here."""
     found = {label: trials[build] for label, build in builds.items() if build in trials}
-    return {label: trial.summary() for label, trial in found.items() if not trial.must_start_by_hand}
+    return {label: trial.summary() for label, trial in found.items() if not trial.must_be_started_by_hand}
 
 
 def _labels_by_remark(builds: Mapping[str, str], trials: Mapping[str, _CellTrial]) -> dict[str, list[str]]:
@@ -354,7 +354,7 @@ class _CellTrial:
         return self.record.status == "interrupted"
 
     @property
-    def must_start_by_hand(self) -> bool:
+    def must_be_started_by_hand(self) -> bool:
         """Whether it cannot be started from here, as each cell will say at once in its own folder."""
         return BY_HAND in self.record.environment
 
@@ -362,7 +362,7 @@ class _CellTrial:
     def is_fault_of_script(self) -> bool:
         """Whether it failed before the arm had anything to do, and not by the arm's refusal, so that all fail alike."""
         rows, code = self.rows, self.record.environment.get("exit_code")
-        if self.record.config.stack is not None or self.must_start_by_hand:  # whose fault it may be
+        if self.record.config.stack is not None or self.must_be_started_by_hand:  # whose fault it may be
             return False
         if rows is None or rows.weights or rows.steps:
             return False

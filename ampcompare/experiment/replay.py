@@ -40,7 +40,7 @@ OPEN = {"threads": "N", "arm": "ARM"}  # what stands for their values, which are
 
 
 @dataclass(frozen=True)
-class ReplaySide:
+class ReplayVariant:
     """What a step is repeated with: settings, another environment, or another script; none of them is as it is."""
 
     name: str
@@ -49,12 +49,12 @@ class ReplaySide:
     script: ScriptConfig | None = None
 
 
-def replay_sides_of_changes(
+def replay_variants_of_changes(
     changes: Sequence[str],
     stacks: Mapping[str, StackConfig],
     script: Sequence[str] | None,
     own: Sequence[str],
-) -> list[ReplaySide]:
+) -> list[ReplayVariant]:
     """Return what to repeat a step with: each change alone, and in each stack.
 
     Args:
@@ -74,10 +74,10 @@ def replay_sides_of_changes(
             known = ", ".join(f"{name}={value}" for name, value in values.items())
             raise ConfigError(f"--change {text}: there is no such change; there are {known}")
         value = _canonical_arm_text(value) if name == "arm" else value
-        sides.append(ReplaySide(f"{name}={value}", {name: value}))
-    sides += [ReplaySide(f"stack {name}", stack=stack) for name, stack in stacks.items()]
+        sides.append(ReplayVariant(f"{name}={value}", {name: value}))
+    sides += [ReplayVariant(f"stack {name}", stack=stack) for name, stack in stacks.items()]
     if script is not None and list(script) != list(own):
-        sides.append(ReplaySide(f"script {shlex.join(script)}", script=script_config(list(script))))
+        sides.append(ReplayVariant(f"script {shlex.join(script)}", script=script_config(list(script))))
     if not sides:
         raise ConfigError(
             "nothing is changed: give --change onednn=off, --stack new=/envs/new/bin/python, or another script after --"
@@ -131,7 +131,7 @@ def read_capsule_facts(capsule: Path) -> dict[str, Any]:
 def replay(
     capsule: Path,
     facts: Mapping[str, Any],
-    sides: Sequence[ReplaySide],
+    sides: Sequence[ReplayVariant],
     own: ScriptConfig,
     say: Callable[[str], Any] = lambda line: None,
 ) -> list[ReplayJudgment]:
@@ -160,7 +160,7 @@ def replay(
             "yes" if facts["compat_torch"] else "",
         ]
         run = _StepRunner(stack.enter_context(ScriptForkServer()), folder, folder / capsule.name, settings)
-        base = run.repeat_step("base", ReplaySide(""), own)
+        base = run.repeat_step("base", ReplayVariant(""), own)
         found = []
         for side in sides:
             changed = (
@@ -182,7 +182,7 @@ class _StepRunner:
         self._capsule = capsule
         self._settings = settings
 
-    def repeat_step(self, mode: str, side: ReplaySide, own: ScriptConfig) -> dict[str, Any]:
+    def repeat_step(self, mode: str, side: ReplayVariant, own: ScriptConfig) -> dict[str, Any]:
         """Return what `one_step.py` has written, or why it wrote nothing."""
         script = side.script or own
         rows = self._folder / "rows.json"

@@ -265,7 +265,7 @@ class RunDirectory:
             else None
         )
 
-    def stored_preflight(self) -> Preflight | None:
+    def read_stored_preflight(self) -> Preflight | None:
         """Return what an earlier command has seen of the arms; None without a plan that can be read."""
         with contextlib.suppress(FileFault, ConfigError):
             return None if (plan := self.read_plan()) is None else plan.preflight

@@ -98,7 +98,7 @@ def run_plan(
     observer.plan(PlanOutline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
     try:
         if check and left:
-            running.run_preflight(are_seeds_asked=are_seeds_asked)
+            running.run_and_store_preflight(are_seeds_asked=are_seeds_asked)
         if may_start is None:
             running.announce_cells(every)
         for block in [every] if together else plan.cell_ranges_by_seed():
@@ -178,7 +178,7 @@ class RunningPlan:
         self.plan = plan
         self._every = range(len(plan.cells))
         self._stored = StoredPlan.from_plan(plan, command=command, terms=terms, pilot=pilot)
-        self._stored = self._stored.model_copy(update={"preflight": run.stored_preflight()})
+        self._stored = self._stored.model_copy(update={"preflight": run.read_stored_preflight()})
         self._refused: dict[str, ArmTrial] = {}
         self._journal = Journal(run, self._stored, looks)
         run.write_plan(self._stored)
@@ -213,7 +213,7 @@ class RunningPlan:
             [self.cell_and_folder(index) for index in self.indices_to_run(indices)]
         )
 
-    def run_preflight(self, *, are_seeds_asked: bool = False) -> None:
+    def run_and_store_preflight(self, *, are_seeds_asked: bool = False) -> None:
         """Train a few steps of each row without a record, and store and report what they show."""
         found = preflight(self.plan, self.launcher, self.records, self.run.path)
         if not found.arms:

@@ -21,7 +21,7 @@ from ampcompare.training.evaluate import EvaluationResult, Extra
 from ampcompare.training.precision.base import Precision, Prepared
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.precision.half_casts import cast_model_with_inputs_outputs
-from ampcompare.training.session import Session
+from ampcompare.training.session import TrainingSession
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
 ANSWERS = "answers"
@@ -30,7 +30,7 @@ MOVED = "moved"
 
 
 def evaluate_in_other_precisions(
-    session: Session, compute: AbstractContextManager[Any]
+    session: TrainingSession, compute: AbstractContextManager[Any]
 ) -> list[PrecisionResult]:
     """Evaluate the weights, and their moving average if there is one, in each precision that the configuration names.
 
@@ -57,7 +57,7 @@ def evaluate_in_other_precisions(
 
 
 def _result_or_error_in_precision(
-    session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool
+    session: TrainingSession, name: str, compute: AbstractContextManager[Any], *, averaged: bool
 ) -> PrecisionResult:
     try:
         return _evaluate_in_precision(session, name, compute, averaged=averaged)
@@ -67,7 +67,7 @@ def _result_or_error_in_precision(
 
 
 def _evaluate_in_precision(
-    session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool
+    session: TrainingSession, name: str, compute: AbstractContextManager[Any], *, averaged: bool
 ) -> PrecisionResult:
     assembly, own = session.assembly, session.precision
     config = session.config

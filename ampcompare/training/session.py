@@ -35,7 +35,7 @@ from ampcompare.training.stop_request import StopRequest
 TrainingPhase = Literal["training", "evaluating", "saving"]
 
 
-class Session:
+class TrainingSession:
     """Trains an assembly as a configuration says: iterate over `train_and_yield_events`.
 
     A consumer of the events may add its own parts with state to `stateful`, by the name under which each is saved.

@@ -19,7 +19,7 @@ from ampcompare.diagnosis.ranges import (
     total_nonfinite_and_lost_of,
     total_with_range_counts_added,
 )
-from ampcompare.diagnosis.sites import RunningModules
+from ampcompare.diagnosis.sites import RunningModulesTracker
 from ampcompare.results.records.diagnosis import MagnitudeRange
 
 
@@ -130,7 +130,7 @@ def group() -> Iterator[None]:
 def test_a_collective_runs_once_and_ends_the_wide_run() -> None:
     """Other ranks would wait for a second one, and the wide values of this rank are not those of all."""
     reference = Fp32Reference()
-    with OperationWatch(RunningModules(), reference) as watch:
+    with OperationWatch(RunningModulesTracker(), reference) as watch:
         reduced = torch.ones(3).bfloat16() * 2
         assert reference.wide_tensor_of(reduced) is not None
         distributed.all_reduce(reduced)
@@ -142,7 +142,7 @@ def test_a_collective_runs_once_and_ends_the_wide_run() -> None:
 def test_the_wide_run_writes_nothing_to_the_arms_own_tensors() -> None:
     """An fp32 result whose elements do not lie in order keeps what was computed from rounded inputs."""
     exact = torch.tensor([[1 + 2.0**-12, 2.0], [3.0, 4.0]])
-    with OperationWatch(RunningModules(), Fp32Reference()) as watch:
+    with OperationWatch(RunningModulesTracker(), Fp32Reference()) as watch:
         result = exact.bfloat16().float().t() * 2
     assert not result.is_contiguous()
     assert result[0, 0] == 2
@@ -154,7 +154,7 @@ def test_the_wide_run_writes_nothing_to_the_arms_own_tensors() -> None:
 def test_parts_of_one_storage_keep_their_wide_values() -> None:
     """As those that an LSTM splits its gates into, before it works on each in place."""
     reference = Fp32Reference()
-    with OperationWatch(RunningModules(), reference):
+    with OperationWatch(RunningModulesTracker(), reference):
         parts = (torch.full((2, 4), 300.0).half() ** 2).unsafe_split(2, dim=1)
         parts[0].sqrt_()
     first, second = (reference.wide_tensor_of(part) for part in parts)
@@ -166,7 +166,7 @@ def test_parts_of_one_storage_keep_their_wide_values() -> None:
 
 def test_a_cast_of_integers_is_counted() -> None:
     """It has no floating input whose counts could be reused."""
-    with OperationWatch(RunningModules(), Fp32Reference()) as watch:
+    with OperationWatch(RunningModulesTracker(), Fp32Reference()) as watch:
         torch.arange(4).half()
     (event,) = (one for one in watch.drain().events if one.key[1] == "_to_copy")
     assert event.row[:256].sum() == 4

@@ -33,7 +33,7 @@ def train(
     rows = []
     for step in range(steps):
         rows.append([group["lr"] for group in optimizer.param_groups])
-        history.note_rates()
+        history.note_rates_of_next_step()
         if step == at:
             ahead = history.forecast_rates(**known)
         optimizer.step()
@@ -144,7 +144,7 @@ def test_rates_that_stay_or_that_the_script_sets() -> None:
     _, ahead, history = train(optimizer, [], 6, at=5, paces=())
     assert (ahead.known, ahead.basis) == (True, "")
     optimizer.param_groups[0]["lr"] = 0.01
-    history.note_rates()
+    history.note_rates_of_next_step()
     assert (history.forecast_rates().known, history.forecast_rates().basis) == (
         False,
         "the script sets them itself",
@@ -156,7 +156,7 @@ def test_a_plateau_cannot_be_known() -> None:
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
     history = RateFollower(optimizer)
     for _ in range(5):
-        history.note_rates()
+        history.note_rates_of_next_step()
         scheduler.step(1.0)
     assert (history.forecast_rates(END).known, history.forecast_rates(END).basis) == (
         False,
@@ -170,5 +170,5 @@ def test_a_script_that_also_sets_the_rate_leaves_the_forecast() -> None:
     _, ahead, history = train(optimizer, [lr_scheduler.CosineAnnealingLR(optimizer, END)], 12, at=9)
     assert not history.departs_from_forecast(ahead)
     optimizer.param_groups[1]["lr"] = 1e-5
-    history.note_rates()
+    history.note_rates_of_next_step()
     assert history.departs_from_forecast(ahead)

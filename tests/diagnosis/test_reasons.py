@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.diagnosis.findings import _indices_of_nonfinite_origins, nonfinite_reason_of
+from ampcompare.diagnosis.findings import _indices_of_nonfinite_origins, reason_of_first_nonfinite_result
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.operation_watch import OperationWatch, WatchedStep
-from ampcompare.diagnosis.sites import RunningModules
+from ampcompare.diagnosis.sites import RunningModulesTracker
 from ampcompare.diagnosis.step_watch import LostUpdateCounter
 
 TINY = 1e-6
@@ -36,7 +36,7 @@ def by_size(x: Tensor) -> Tensor:
 
 
 def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> WatchedStep:
-    watch = OperationWatch(RunningModules(), Fp32Reference())
+    watch = OperationWatch(RunningModulesTracker(), Fp32Reference())
     with watch:
         function(torch.ones(4, dtype=dtype))
     return watch.drain()
@@ -61,7 +61,7 @@ def test_reasons_in_fp16(function: Callable[[Tensor], Tensor], text: str | None)
     """A number that fp16 lacks comes before zeros that were made; a value that grew has no other reason."""
     events = seen(function, torch.float16).events
     (first,) = [at for at, event in enumerate(events) if event.row[255]][:1]
-    reason = nonfinite_reason_of(events, first)
+    reason = reason_of_first_nonfinite_result(events, first)
     assert (reason is None) == (text is None)
     if reason is not None and text is not None:
         assert text in reason.text
@@ -98,7 +98,7 @@ def test_a_reason_on_another_line_says_where() -> None:
         return torch.log(p)
 
     events = seen(function, torch.float16).events
-    reason = nonfinite_reason_of(events, len(events) - 1)
+    reason = reason_of_first_nonfinite_result(events, len(events) - 1)
     assert reason.at is not None
     assert events[reason.at].key[1] == "_softmax"
     assert "test_reasons.py:" in reason.text

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.diagnosis.findings import find_faults, nonfinite_reason_of
+from ampcompare.diagnosis.findings import find_faults, reason_of_first_nonfinite_result
 from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
-from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.observation import RunObservation
 from ampcompare.diagnosis.operation_watch import OperationWatch
 from ampcompare.diagnosis.profiling.marks import PhaseFollower
-from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, RunningModules, nearest_user_location_text
+from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, RunningModulesTracker, nearest_user_location_text
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
 
 
@@ -32,7 +32,7 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.fixture
 def watch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[StepOperationsWatch]:
-    found = StepOperationsWatch(Observation(), steps=8)
+    found = StepOperationsWatch(RunObservation(), steps=8)
     found.begin([model], [optimizer])
     yield found
     found.close()
@@ -99,7 +99,7 @@ def test_a_kept_line_casts_nothing_to_16_bits() -> None:
 def test_a_diagnosis_names_modules_as_the_model_does(model: nn.Module) -> None:
     """So that a pattern of `keep_fp32` finds them; a profile leaves out the wrapper of DistributedDataParallel."""
     outer = nn.ModuleDict({"module": model})
-    sites, marks = RunningModules(), PhaseFollower()
+    sites, marks = RunningModulesTracker(), PhaseFollower()
     sites.name_modules(outer)
     marks.name_modules_of_new_models([outer])
     for known, name in ((sites, "module"), (marks, "")):
@@ -117,7 +117,7 @@ def test_what_is_hidden_is_there() -> None:
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_table_that_is_cast_before_the_first_step_is_known_in_fp32(follows: bool) -> None:
     """What its rounding has made zero is zero in the arm alone, as of a noise schedule that begins near 1."""
-    operations = OperationWatch(RunningModules(), Fp32Reference())
+    operations = OperationWatch(RunningModulesTracker(), Fp32Reference())
     schedule = torch.tensor([1 - 1e-4, 0.5])
     with operations:
         operations.is_paused, operations.follows_unseen = True, follows
@@ -126,6 +126,6 @@ def test_a_table_that_is_cast_before_the_first_step_is_known_in_fp32(follows: bo
         torch.ones(2) / (1 - table)
     events = operations.drain().events
     (division,) = [at for at, event in enumerate(events) if event.key[1] == "div"]
-    reason = nonfinite_reason_of(events, division)
+    reason = reason_of_first_nonfinite_result(events, division)
     assert ("50 % of the results of rsub" in reason.text) if follows and reason else reason is None
     assert math.isfinite(events[division].errors[1]) == follows

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.session import Session
+from ampcompare.training.session import TrainingSession
 from tests.distributed.sessions import make_session
 
 Run = Callable[..., list[Any]]
@@ -33,7 +33,7 @@ def configuration(
     )
 
 
-def averaged(session: Session) -> tuple[list[EpochResult], Tensor]:
+def averaged(session: TrainingSession) -> tuple[list[EpochResult], Tensor]:
     """Train to the end; return the results and all averaged tensors."""
     epochs = [event for event in session.train_and_yield_events() if isinstance(event, EpochResult)]
     assert session.assembly.average is not None

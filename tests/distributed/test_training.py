@@ -22,7 +22,7 @@ from ampcompare.training.evaluate import evaluate_models
 from ampcompare.training.parallel.ranks import ProcessGroup, digest_of_weights
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
-from ampcompare.training.session import Session
+from ampcompare.training.session import TrainingSession
 from tests.distributed.sessions import CPU, make_session
 
 KINDS = ("ddp", "apex-ddp")
@@ -45,7 +45,7 @@ def configuration(arm: str = "fp32", *, processes: int = 1, total: int = 16, **o
     )
 
 
-def outcome(session: Session) -> dict[str, Any]:
+def outcome(session: TrainingSession) -> dict[str, Any]:
     """Train to the end, as a cell does, and return what can be compared."""
     _, arithmetic = choose_cpu_half_mode_and_context(
         session.config.cpu_half, session.assembly.precision.half_dtype, CPU

@@ -11,12 +11,12 @@ from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.processes.script_environment import ONE_THREAD
 from ampcompare.experiment import replay
 from ampcompare.experiment.launch.script import stacks
-from ampcompare.experiment.replay import replay_sides_of_changes
+from ampcompare.experiment.replay import replay_variants_of_changes
 from ampcompare.settings.stack import StackConfig
 
 
 def test_an_arm_is_a_change_in_its_one_spelling() -> None:
-    (side, other) = replay_sides_of_changes(["arm=bf16", "arm=O1"], {}, None, ["train.py"])
+    (side, other) = replay_variants_of_changes(["arm=bf16", "arm=O1"], {}, None, ["train.py"])
     assert (side.name, side.changes) == ("arm=native:bf16", {"arm": "native:bf16"})
     assert other.name == "arm=apex:O1"
 
@@ -39,7 +39,7 @@ def test_an_arm_is_a_change_in_its_one_spelling() -> None:
 )
 def test_other_arms_are_refused_with_the_reason(arm: str, why: str) -> None:
     with pytest.raises(AmpCompareError, match=why):
-        replay_sides_of_changes([f"arm={arm}"], {}, None, ["train.py"])
+        replay_variants_of_changes([f"arm={arm}"], {}, None, ["train.py"])
 
 
 @pytest.mark.integration

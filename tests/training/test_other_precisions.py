@@ -15,7 +15,7 @@ from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_other_precisions
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
-from ampcompare.training.session import Session
+from ampcompare.training.session import TrainingSession
 from tests.training.sessions import CPU, make_session
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 def _session(
     task: str, arm: str, precisions: Any = EVAL_PRECISIONS, **recipe: Any
-) -> tuple[Session, Any, list[Any]]:
+) -> tuple[TrainingSession, Any, list[Any]]:
     """Train one epoch; return the session, the context of its steps, and its epochs."""
     values = {"task": task, "epochs": 1, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.05}}
     config = RunConfig.model_validate(

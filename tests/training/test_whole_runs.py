@@ -10,7 +10,7 @@ import torch
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.session import Session
+from ampcompare.training.session import TrainingSession
 from tests.training.sessions import make_session, play, split
 
 Change = Callable[[int, torch.Tensor], torch.Tensor]
@@ -23,7 +23,7 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
     return RunConfig.model_validate({"arm": arm, "recipe": recipe, "drain_every": 2, **options})
 
 
-def spoil_batches(session: Session, change: Change) -> Session:
+def spoil_batches(session: TrainingSession, change: Change) -> TrainingSession:
     """Let `change` see the images of each batch, by its number."""
     run, numbers = session.loop.run, itertools.count()
 
@@ -34,7 +34,9 @@ def spoil_batches(session: Session, change: Change) -> Session:
     return session
 
 
-def play_spoiled(settings: RunConfig, change: Change) -> tuple[list[StepRecord], list[EpochResult], Session]:
+def play_spoiled(
+    settings: RunConfig, change: Change
+) -> tuple[list[StepRecord], list[EpochResult], TrainingSession]:
     session = spoil_batches(make_session(settings), change)
     return *split(session.train_and_yield_events()), session
 

@@ -19,13 +19,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP
-from ampcompare.diagnosis.sites import RunningModules
+from ampcompare.diagnosis.sites import RunningModulesTracker
 from ampcompare.results.records.profile import Phase
 
 WRAPPER = r"^module(\.|$)"  # in names of what DistributedDataParallel has wrapped
 
 
-class PhaseFollower(RunningModules):
+class PhaseFollower(RunningModulesTracker):
     """Follows the phases of steps and the modules that run; a step ends where `end_step_and_take_seconds` is called."""
 
     def __init__(self, on_phase: Callable[[Phase, Phase], None] = lambda old, new: None) -> None:

@@ -116,7 +116,7 @@ def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGai
     )
 
 
-def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
+def _larger_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     best = _find_trial_that_saves_most(arm, BATCH, SMALL_BATCH)
     if best is not None:
         yield ReasonForLittleGain(
@@ -171,7 +171,7 @@ def _steps_of_read_text(sync: HostRead) -> str:
     return "in each step" if sync.watched > 1 else "in the step that was watched"
 
 
-def _dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
+def _odd_dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = sum(one.share for one in arm.products)
     if share < DIMENSIONS or not is_half(arm.half_dtype):
         return
@@ -217,7 +217,7 @@ def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLitt
     )
 
 
-def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
+def _costly_cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     seconds = sum(
         part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data")
     )
@@ -252,7 +252,7 @@ def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGai
     )
 
 
-def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
+def _slow_optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = _share_of_phase(arm, "optimizer")
     trial = _find_trial_that_saves_most(arm, "--optimizer-implementation")
     if trial is None and (share < OPTIMIZER or "for-loop" not in arm.optimizer or arm.trials):
@@ -303,7 +303,7 @@ def _graph_break_reasons(arm: ArmProfile, reference: ArmProfile) -> Iterator[Rea
         )
 
 
-def _emulation_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
+def _emulated_half_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     if "emulated" in arm.half:
         share = arm.seconds_of_kind("emulation") / arm.seconds
         yield ReasonForLittleGain(
@@ -316,15 +316,15 @@ def _emulation_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLitt
 RULES: Sequence[Rule] = (
     _data_loading_reasons,
     _host_reasons,
-    _small_batch_reasons,
+    _larger_batch_reasons,
     _host_read_reasons,
-    _dimension_reasons,
+    _odd_dimension_reasons,
     _fp32_work_reasons,
-    _cast_reasons,
-    _optimizer_reasons,
+    _costly_cast_reasons,
+    _slow_optimizer_reasons,
     _repeated_work_reasons,
     _graph_break_reasons,
-    _emulation_reasons,
+    _emulated_half_reasons,
 )
 
 

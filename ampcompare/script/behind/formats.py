@@ -44,7 +44,7 @@ class ScriptFormats:
         self._inside = True
         try:
             with _errors_with_script_line():
-                self._plan.begin_call_of_model(model, args, kwargs)
+                self._plan.prepare_call_of_model(model, args, kwargs)
             return original(module, *args, **kwargs)
         finally:
             self._inside = False

@@ -74,14 +74,14 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     from ampcompare.backends.arm import Arm
     from ampcompare.base.patches import Layer, Subscriptions
     from ampcompare.diagnosis.diagnose import diagnosis_of_observation
-    from ampcompare.diagnosis.observation import Observation
+    from ampcompare.diagnosis.observation import RunObservation
     from ampcompare.diagnosis.step_watch import StepOperationsWatch
     from ampcompare.script.arm_process import current_stand_in
     from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch, variance_beyond_fp16_text
     from ampcompare.script.watch.limited_gradients import LimitedGradientsWatch
     from ampcompare.script.watch.observer import ScriptObserver
 
-    observation = Observation()
+    observation = RunObservation()
     reference = None if request.reference == "none" else getattr(torch, request.reference)
     watch = StepOperationsWatch(
         observation, steps=request.steps, is_idle=rank != 0, reference=reference, kept_lines=request.lines

@@ -43,7 +43,7 @@ class LossySumWatch:
     def follow(self, calls: SampledCallsWatch) -> None:
         """Begin at the first step of an optimizer; from the second addition to one tensor on all of them are seen."""
         self._calls = calls
-        self._rows.recorder.call_before_close(self._look_at_last_additions)
+        self._rows.recorder.call_before_close(self._remark_on_remaining_lossy_sums)
         self._arounds = {
             name: functools.partial(self._look_at_addition, name) for name in ("add_", "__iadd__")
         }
@@ -71,7 +71,7 @@ class LossySumWatch:
             self._remark_on_lossy_sum(one)
         return result
 
-    def _look_at_last_additions(self) -> None:
+    def _remark_on_remaining_lossy_sums(self) -> None:
         for one in itertools.chain(*self._sums.values()):
             if one.num_counted > LOOKS and not one.is_over:
                 self._remark_on_lossy_sum(one)

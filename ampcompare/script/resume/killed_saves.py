@@ -194,7 +194,7 @@ class SaveKiller:
         os.close(hear)
         copy = KilledCopy()
         try:
-            self._follow_copy_to_end(heard, answer, copy)
+            self._answer_copy_until_end(heard, answer, copy)
             if copy.has_hung:
                 os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
@@ -204,7 +204,7 @@ class SaveKiller:
         copy.is_killed = not copy.has_hung and os.WIFSIGNALED(status)
         return copy
 
-    def _follow_copy_to_end(self, heard: int, answer: int, copy: KilledCopy) -> None:
+    def _answer_copy_until_end(self, heard: int, answer: int, copy: KilledCopy) -> None:
         text = b""
         while True:
             if not select.select([heard], [], [], SECONDS)[0]:

@@ -492,7 +492,7 @@ class GradientStages:
             if not is_unscaled:
                 states.pop(id(optimizer), None)
             with contextlib.suppress(OverflowInStep):
-                result.append(self._run_undoable_step(optimizer, run))
+                result.append(self._run_step_undone_at_overflow(optimizer, run))
 
         self._run_inside, self.is_applied = run_inside, False
         self._stand_in.script.in_step = self._in_step = optimizer
@@ -517,7 +517,7 @@ class GradientStages:
         """What the step of an optimizer has to call that the scaler calls; None if it is a step of gradients only."""
         return self._run_inside
 
-    def _run_undoable_step(self, optimizer: Any, run: Callable[[], Any]) -> Any:
+    def _run_step_undone_at_overflow(self, optimizer: Any, run: Callable[[], Any]) -> Any:
         before = None
         if self._skips_overflows:
             before = StepSnapshot([optimizer, *self._optimizers.optimizers_inside_of(optimizer)])

@@ -1,6 +1,7 @@
 """The state of training as plain data, from which another process continues bit for bit.
 
-Weights, optimizers and precision are restored while a run is assembled. The rest, `Session.load_state_dict` restores.
+Weights, optimizers and precision are restored while a run is assembled, the rest by
+`TrainingSession.load_state_dict`.
 """
 
 import random

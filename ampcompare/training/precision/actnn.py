@@ -117,7 +117,7 @@ class SavedTensorPacker:
         earlier = self._packed.get(storage.data_ptr())
         if earlier is not None and not earlier[0].expired() and earlier[1] == view:
             return earlier[2]
-        generator = self._generators.of_device(tensor.device, self._seed_of_pass)
+        generator = self._generators.generator_of(tensor.device, self._seed_of_pass)
         packed = pack_tensor(tensor, self.bits, self.group, generator)
         self._packed[storage.data_ptr()] = (StorageWeakRef(storage), view, packed)
         return packed

@@ -19,7 +19,7 @@ class DeviceGenerators:
         for generator in self._generators.values():
             generator.manual_seed(seed)
 
-    def of_device(self, device: torch.device, seed: int) -> torch.Generator:
+    def generator_of(self, device: torch.device, seed: int) -> torch.Generator:
         """Return the generator of a device, where it stands in this step.
 
         Args:

@@ -122,7 +122,7 @@ class FormatPlan:
             )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def begin_call_of_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+    def prepare_call_of_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Prepare for a call of a model: find the layer that runs last, and draw random bits for its pass.
 
         Args:
@@ -141,7 +141,7 @@ class FormatPlan:
 
     def generator_of_device(self, device: torch.device) -> torch.Generator:
         """Return the generator of a device for this pass."""
-        return self._generators.of_device(device, self._seed_of_pass)
+        return self._generators.generator_of(device, self._seed_of_pass)
 
     @property
     def _seed_of_pass(self) -> int:
@@ -318,7 +318,7 @@ class Gemm(PrecisionWrapper):
             self.plan.seed = torch.initial_seed() % 2**31  # by now that of the run
         prepared = super()._prepare(models, optimizers)
         for model in prepared[0]:
-            model.register_forward_pre_hook(self.plan.begin_call_of_model, with_kwargs=True)
+            model.register_forward_pre_hook(self.plan.prepare_call_of_model, with_kwargs=True)
         return prepared
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:

@@ -61,7 +61,7 @@ class StochasticRounding:
         seed = seed_of_step("stochastic rounding", self.seed, self.rounds)
         self._generators.begin_step(seed)
         for target, value in zip(targets, values, strict=True):
-            generator = self._generators.of_device(target.device, seed)
+            generator = self._generators.generator_of(target.device, seed)
             target.copy_(round_stochastically(value, generator))
 
     def _take_seed_of_rank0(self, device: torch.device) -> None:

@@ -42,7 +42,7 @@ from ampcompare.experiment.launch.worker import cell  # noqa: E402
 from ampcompare.settings.config import RunConfig  # noqa: E402
 from ampcompare.training.ema import ModelEma  # noqa: E402
 from ampcompare.training.precision import shared_scales  # noqa: E402
-from ampcompare.training.session import Session  # noqa: E402
+from ampcompare.training.session import TrainingSession  # noqa: E402
 
 assert "cuda" in device_skip._DEVICE_TYPES
 device_skip._DEVICE_TYPES = frozenset({"cpu"})  # flags stay on what stands for a GPU
@@ -111,7 +111,7 @@ def _in_phase(owner: Any, name: str, phase: str) -> None:
 
 
 _in_phase(build_loop, "update", "step")  # where a loop is given it
-_in_phase(Session, "_evaluate_trained_weights", "evaluation")
+_in_phase(TrainingSession, "_evaluate_trained_weights", "evaluation")
 _in_phase(training_loop.Loop, "_drain_steps", "drain")
 _in_phase(ModelEma, "update", "average")
 

@@ -37,7 +37,7 @@ def test_they_are_a_row_of_the_record(tmp_path: Path) -> None:
     recorder.add_row({"kind": "step", "optimizer": 0, "step": 0, "applied": False, "seconds": None})
     _record_lost_statistics(RecordedSteps(recorder), LostStatisticsWatch())
     recorder.close(0, None)
-    assert read_script_rows(path).facts().lost_statistics == ["BatchNorm1d"]
+    assert read_script_rows(path).script_facts().lost_statistics == ["BatchNorm1d"]
     assert read_exec_record(path).ended is not None
 
 
@@ -83,7 +83,7 @@ def test_a_variance_that_fp16_cannot_hold_is_a_remark(
     recorder = Recorder(str(path), {"format": FORMAT, "schema": SCHEMA})
     _record_lost_statistics(RecordedSteps(recorder), watch)
     recorder.close(0, None)
-    facts = read_script_rows(path).facts()
+    facts = read_script_rows(path).script_facts()
     assert facts.lost_statistics == []
     assert ["the running variance of BatchNorm1d is inf" in text for text in facts.remarks] == [
         True

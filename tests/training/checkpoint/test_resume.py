@@ -28,7 +28,7 @@ from ampcompare.training.checkpoint.saver import CheckpointSaver
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.run_summary import RunMetrics
-from ampcompare.training.session import Session
+from ampcompare.training.session import TrainingSession
 from ampcompare.training.stop_request import StopRequest
 
 pytestmark = pytest.mark.integration
@@ -124,7 +124,7 @@ class Played:
                     scaler._loss_scale = 2.0**8 if precision.half_dtype is torch.bfloat16 else 2.0**24
         self.notes: list[str] = []
         with CheckpointSaver(folder, settings.saving, self.notes.append) as saver:
-            self.session = Session(settings, assembly, saver=saver, stop=StopRequest(stop))
+            self.session = TrainingSession(settings, assembly, saver=saver, stop=StopRequest(stop))
             self.tally = RunMetrics(settings.warmup_steps, settings.recipe.batch_size)
             self.session.stateful["tally"] = self.tally
             if state is not None and resumption is not None:

@@ -143,7 +143,7 @@ class ScriptLauncher(ForkServerLauncher):
         record = self._place.record_with_place(record_with_code(record, folder))
         written = sandbox.written[:MAX_FILES]
         files = {"files": [one.path for one in written], "resumed": files_read()}
-        facts = record.script or rows.facts()
+        facts = record.script or rows.script_facts()
         if others := readable():
             files["notes"] = [
                 *facts.notes,
@@ -512,7 +512,7 @@ def script_record(
         summary=summary,
         trace=tracer.find_trace_of_run(_seconds_of_timed_steps(config, rows.steps)),
         started=started,
-        script=rows.facts().model_copy(
+        script=rows.script_facts().model_copy(
             update={"notes": [*rows.notes, *metrics.notes], "printed": metrics.steps, "seen": metrics.seen}
         ),
         guards=rows.guards,

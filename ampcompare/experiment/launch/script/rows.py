@@ -65,7 +65,7 @@ class ScriptRows:
         """Those of its steps; none where no backward pass began at a loss whose value was seen."""
         return [step.loss for step in self.steps if self.has_losses]
 
-    def facts(self) -> ScriptFacts:
+    def script_facts(self) -> ScriptFacts:
         """Return what the record of the cell keeps besides its steps."""
         return ScriptFacts(
             weights=self.weights,

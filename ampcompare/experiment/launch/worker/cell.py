@@ -68,7 +68,7 @@ from ampcompare.training.process.device import resolve_device
 from ampcompare.training.process.process_group import process_group_for_cell
 from ampcompare.training.process.switches import configure_process
 from ampcompare.training.run_summary import RunMetrics
-from ampcompare.training.session import Session
+from ampcompare.training.session import TrainingSession
 from ampcompare.training.stop_request import StopRequest
 
 ARM_FAILED = 3
@@ -170,7 +170,7 @@ class PreparedCell:
 
     config: RunConfig
     precision: Precision
-    session: Session
+    session: TrainingSession
     saver: CheckpointSaver
     stop: StopRequest
     metrics: RunMetrics
@@ -216,7 +216,7 @@ def build_prepared_cell(
     )
     saver = CheckpointSaver(folder / CellFile.CHECKPOINTS, config.saving, _write_log_line, steps_path)
     stop = StopRequest(config.saving.stop_at_step)
-    session = Session(config, assembly, saver=saver, stop=stop)
+    session = TrainingSession(config, assembly, saver=saver, stop=stop)
     units = config.recipe.batch_size * ranks.size * task.units_per_sample
     metrics = RunMetrics(config.warmup_steps, units, task.metrics[0])
     session.stateful["tally"] = metrics  # saved and restored with the session
@@ -413,7 +413,7 @@ class LineFile:
 
 
 def measure_and_gather_process_facts(
-    config: RunConfig, session: Session, world: DistributedEnv, summary: RunSummary
+    config: RunConfig, session: TrainingSession, world: DistributedEnv, summary: RunSummary
 ) -> ProcessFacts:
     """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them."""
     assembly, ranks = session.assembly, session.assembly.ranks

@@ -82,7 +82,7 @@ def test_a_loss_that_nothing_scales_counts_alone(tmp_path: Path) -> None:
         tmp_path, backward(1.0), plain, step(), plain, plain, step(), {"kind": "note", "text": "one scale"}
     )
     assert [one.loss for one in rows.steps] == [1.0, 10.0]
-    assert rows.facts().notes == ["one scale"]
+    assert rows.script_facts().notes == ["one scale"]
 
 
 def test_losses_that_nobody_has_seen_are_no_divergence(tmp_path: Path) -> None:
