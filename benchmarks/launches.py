@@ -244,9 +244,12 @@ def _count(step: Callable[[], None], limits: Limits, optimizer: torch.optim.Opti
 
 @click.command(help=__doc__)
 @click.option("--arch", default="resnet50", show_default=True, help="A model of ampcompare.")
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
+@click.option("--optimizer", type=click.DiscreteChoice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option(
-    "--limits", type=click.Choice(["4096", "32768"]), default="4096", help="Bytes of kernel arguments."
+    "--limits",
+    type=click.DiscreteChoice(["4096", "32768"]),
+    default="4096",
+    help="Bytes of kernel arguments.",
 )
 @click.option("--detail", is_flag=True, help="Print the kernels of each arm by operation, too.")
 def main(arch: str, limits: str, optimizer: str, detail: bool) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ampcompare import Arm
 from ampcompare.apex._install import install
-from ampcompare.script.behind.stand_in import StandIn
+from ampcompare.script.behind.stand_in import ArmStandIn
 from ampcompare.script.recording.recorder import RecordedSteps, Recorder
 from ampcompare.script.remarks.sampled_calls import FIRST_STEPS, PERIOD
 
@@ -37,7 +37,7 @@ KINDS = ("without", "a/a", "with remarks")
 GOAL = 1.02
 
 
-class _Silent(StandIn):
+class _Silent(ArmStandIn):
     """An arm without remarks on roundings."""
 
     def _watch_roundings(self, rows: RecordedSteps) -> None:
@@ -88,7 +88,7 @@ def measure(arm: str, way: str, seed: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(ROUNDS):
         for kind in shuffler.sample(KINDS, len(KINDS)):
-            stand_in = (StandIn if kind == "with remarks" else _Silent)(
+            stand_in = (ArmStandIn if kind == "with remarks" else _Silent)(
                 Arm.parse(arm), RecordedSteps(Recorder(None, {}))
             )
             with redirect_stderr(io.StringIO()):

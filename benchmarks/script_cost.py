@@ -29,7 +29,7 @@ from workloads import WORKLOADS, sgd
 
 from ampcompare import Arm
 from ampcompare.apex._install import install
-from ampcompare.script.behind.stand_in import StandIn
+from ampcompare.script.behind.stand_in import ArmStandIn
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.recording.recorder import RecordedSteps, Recorder, record_header
 from ampcompare.script.watch.cell_facts import CellFactsRecorder
@@ -112,7 +112,7 @@ def measure(name: str, model_name: str, seed: int) -> dict[str, Any]:
                     if kind == "recorded"
                     else (None, None, lambda: None)
                 )
-                stand_in = StandIn(Arm.parse(arm), recorded[0], watch=recorded[1])
+                stand_in = ArmStandIn(Arm.parse(arm), recorded[0], watch=recorded[1])
                 seconds[kind].append(seconds_per_step(make_step(model_name), steps, recorded[2]))
                 stand_in.end()
         recorder.close(0, None)

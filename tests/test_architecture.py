@@ -265,7 +265,7 @@ def _subscribed_names() -> set[str]:
             ):
                 names |= {one.value for one in node.args[1:2] if isinstance(one, ast.Constant)}
     points = next(
-        node for node in _tree("ampcompare.base.patches").body if getattr(node, "name", "") == "Points"
+        node for node in _tree("ampcompare.base.patches").body if getattr(node, "name", "") == "PatchPoints"
     )
     names |= {ast.literal_eval(node.elts[1]) for node in ast.walk(points) if isinstance(node, ast.Tuple)}
     return {name for name in names if isinstance(name, str)}

@@ -224,7 +224,7 @@ SPEC = BackendSpec(
     check=_why_options_invalid,
     inner=inner_arm_text,
     wraps=_roles_over_inner_arm,
-    in_script=InScript(),  # that of the arm underneath: `ScriptFormats` only changes its products
+    in_script=InScript(),  # that of the arm underneath: `ScriptLinearFormats` only changes its products
     contract=(
         ContractTestArm("gemm:mxfp8,keep=none"),
         ContractTestArm("gemm:fp8_rowwise"),

@@ -48,8 +48,8 @@ class InScript:
     """How an arm trains a user's script, in the place of `apex.amp` and `torch.amp`. What it casts, its roles say.
 
     Attributes:
-        behind: `module:function` that returns what stands behind `torch.amp`, called with the arm and a `ScriptSide`.
-            The default is autocast, or weights in 16 bits, as the roles have it.
+        behind: `module:function` that returns what stands behind `torch.amp`, called with the arm and a
+            `ScriptProcessContext`. The default is autocast, or weights in 16 bits, as the roles have it.
         is_as_written: nothing is replaced; the script trains as it is written.
         keeps_apex: the calls of `apex.amp` in the script stay Apex's own, whose steps are recorded there; else they are
             calls of the arm.

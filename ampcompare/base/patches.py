@@ -3,7 +3,7 @@
 A subscriber wraps a point by `around(inner, *args, **kwargs)`, which calls `inner` or does something in its place.
 Several subscribers of one point lie around each other in the order of their layers, whichever came first. A point
 without subscribers is torch's own function object. What a subscriber raises reaches the script. A module whose class
-has a `__call__` of its own passes `Points.FORWARD` too, once `follow_modules_with_own_call` has found the class.
+has a `__call__` of its own passes `PatchPoints.FORWARD` too, once `follow_modules_with_own_call` has found the class.
 """
 
 import enum
@@ -34,8 +34,8 @@ class Layer(enum.IntEnum):
     WATCH = 3
 
 
-class Points:
-    """Points of torch, each by the module or class that has the function, and its name there."""
+class PatchPoints:
+    """Functions of torch that are replaced, each by the module or class that has the function, and its name there."""
 
     FORWARD = (nn.Module, "__call__")
     FUNCTIONAL_CALL = (stateless, "_functional_call")  # torch.func.functional_call calls it
@@ -120,8 +120,8 @@ def _replaced_function_at(owner: Any, name: str) -> _ReplacedFunction:
 
 
 def follow_modules_with_own_call() -> None:
-    """Let the calls of modules whose classes have a `__call__` of their own pass `Points.FORWARD` from now on."""
-    forward = _replaced_function_at(*Points.FORWARD)
+    """Let the calls of modules whose classes have a `__call__` of their own pass `PatchPoints.FORWARD` from now on."""
+    forward = _replaced_function_at(*PatchPoints.FORWARD)
     waiting = nn.Module.__subclasses__()
     while waiting:
         kind = waiting.pop()
@@ -202,7 +202,7 @@ def has_stand_in(owner: Any, name: str) -> bool:
     """Return whether an arm stands behind `owner.name`.
 
     Args:
-        owner: the class or module, as in `Points`.
+        owner: the class or module, as in `PatchPoints`.
         name: of its function.
     """
     place = _places.get((id(owner), name))

@@ -11,9 +11,9 @@ from ampcompare.base.errors import close_matches
 from ampcompare.base.tensors.type_names import HALF_NAMES
 
 if TYPE_CHECKING:
-    StringChoice = click.Choice[str]
+    StringChoice = click.DiscreteChoice[str]
 else:  # older versions of click, whose types are not generic
-    StringChoice = click.Choice
+    StringChoice = click.DiscreteChoice
 
 
 class WordChoice(StringChoice):

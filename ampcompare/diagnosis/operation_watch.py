@@ -109,7 +109,7 @@ def computing_without_modes() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DiscreteChoice:
     """Integers or truth values that an operation has made of numbers.
 
     Attributes:
@@ -142,7 +142,7 @@ class OperationResult:
     number: float = 0.0  # that it adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none
     limit: float = 0.0  # that it takes and that its type rounds to 1 or -1; 0 for none
     # what was decided by it: the integers or truth values of which the most are others in the wide run
-    choice: "Choice | None" = None
+    choice: "DiscreteChoice | None" = None
     buffer: str = ""  # that it reads and that the arm has cast
 
 
@@ -459,7 +459,7 @@ class OperationWatch(TorchDispatchMode):
         share = share_of_wrong_choices(results[0], wides[0], ordered, dim, is_set=operation == "topk")
         is_whole = all(bool((wide == wide.round()).all()) for _, _, wide in known)
         event = self._step.events[place]
-        found = Choice(operation, float(share), is_whole, results[0].numel())
+        found = DiscreteChoice(operation, float(share), is_whole, results[0].numel())
         if event.choice is None or (found.is_whole, found.share) > (
             event.choice.is_whole,
             event.choice.share,

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ampcompare.base.errors import GuardError
 from ampcompare.base.location import Location, is_users_file, user_location
-from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
+from ampcompare.base.patches import Layer, PatchPoints, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detection.detector import EVENTS, Detector
 from ampcompare.guards.detection.gradient_hooks import GradientHooks, follow_tensor_limits
@@ -53,10 +53,10 @@ class GuardHooks:
         self._collect_listeners()
         self._watch_backward_passes()
         self._watch_optimizers()
-        if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
+        if not has_stand_in(*PatchPoints.MAKE_AUTOCAST):  # else the script's calls are not what happens
             self._watch_scaler()
             _watch_autocast(self._events, self.facts)
-            self._events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast_watching_weight_casts)
+            self._events.wrap(*PatchPoints.ENTER_AUTOCAST, self._enter_autocast_watching_weight_casts)
             _watch_scalers_without_device(self._events, self.facts)
         self._watch_clipping()
         self._watch_modules()
@@ -115,7 +115,7 @@ class GuardHooks:
             facts.autocasts.clear()
             return result
 
-        self._events.wrap(*Points.BACKWARD, backward)
+        self._events.wrap(*PatchPoints.BACKWARD, backward)
         self.facts.hooks.follow_registrations(self._events)
 
     def _watch_optimizers(self) -> None:
@@ -209,7 +209,7 @@ class GuardHooks:
         """Watch the layers whose weights autocast casts, from its first block on."""
         if self._casts is None:
             self._casts = Subscriptions(Layer.GUARDS)
-            self._casts.wrap(*Points.FORWARD, self._report_weight_cast)
+            self._casts.wrap(*PatchPoints.FORWARD, self._report_weight_cast)
             self._casts.wrap(torch, "clear_autocast_cache", self._report_cleared_autocast_cache)
             self._events.call_at_end(self._casts.end)
         return original(autocast)
@@ -405,9 +405,9 @@ def _watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
             facts.autocasts[-1].on_for.update(_types_of_devices_with_autocast_on())
         return original(autocast, *exception)
 
-    events.wrap(*Points.MAKE_AUTOCAST, init)
-    events.wrap(*Points.ENTER_AUTOCAST, enter)
-    events.wrap(*Points.LEAVE_AUTOCAST, leave)
+    events.wrap(*PatchPoints.MAKE_AUTOCAST, init)
+    events.wrap(*PatchPoints.ENTER_AUTOCAST, enter)
+    events.wrap(*PatchPoints.LEAVE_AUTOCAST, leave)
 
 
 def _location_in_script() -> Location:
@@ -434,4 +434,4 @@ def _watch_scalers_without_device(events: Subscriptions, facts: ScriptState) -> 
         if given.get("enabled", True) and not scaler.is_enabled():
             facts.scalers_off.append((str(given.get("device", "cuda")), _location_in_script()))
 
-    events.wrap(*Points.MAKE_SCALER, init)
+    events.wrap(*PatchPoints.MAKE_SCALER, init)

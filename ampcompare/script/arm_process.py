@@ -29,7 +29,7 @@ from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import SeedCall, lost_statistics_text
 from ampcompare.script.beginning.first_weights import FirstWeightsFollower
 from ampcompare.script.beginning.seeding import SeedFollower
-from ampcompare.script.behind.stand_in import StandIn
+from ampcompare.script.behind.stand_in import ArmStandIn
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.invocation.stderr import say_once
 from ampcompare.script.invocation.target import Target
@@ -47,7 +47,7 @@ from ampcompare.training.twin import perturb_weights_given_to_optimizers
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
-_stand_ins: list[StandIn] = []  # of this process, like the next; kept until it ends
+_stand_ins: list[ArmStandIn] = []  # of this process, like the next; kept until it ends
 _ledgers: list[ScriptLedgerWatch] = []
 _seedings: list[SeedFollower] = []
 
@@ -79,7 +79,7 @@ def run_script(
     return status
 
 
-def current_stand_in() -> StandIn:
+def current_stand_in() -> ArmStandIn:
     """Return what stands behind the names of amp in this process, which is prepared for an arm."""
     return _stand_ins[-1]
 
@@ -148,7 +148,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = CellFactsRecorder(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
-        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
+        _stand_ins.append(ArmStandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
         return _stand_ins[-1].keeps_apex
 
     guards = _guard_mode_under_arm(arm, settings.guards)

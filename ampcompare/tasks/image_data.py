@@ -42,7 +42,7 @@ from ampcompare.tasks.data import (
 )
 from ampcompare.tasks.factory import factory_errors_reported, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import image_parts_and_num_classes
-from ampcompare.tasks.in_memory import MemoryData, make_memory_data, resize_images
+from ampcompare.tasks.in_memory import InMemoryImages, make_memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 _DEFAULT_SIZE = 224
@@ -67,7 +67,7 @@ _SYNTHETIC_VAL = 512
 _SYNTHETIC_CONTRAST = 0.5
 
 
-def _load_imagefolder(name: str, root: str, options: SampleOptions) -> _StreamData:
+def _load_imagefolder(name: str, root: str, options: SampleOptions) -> _DataLoaderData:
     """Read color images below `root`, one folder for each class, the same classes in `train` and `val`.
 
     Training images are random crops, resized and randomly flipped; validation images, and training
@@ -88,7 +88,7 @@ def _load_imagefolder(name: str, root: str, options: SampleOptions) -> _StreamDa
             f"{root} has {format_few_names(apart)} in one of train and val only; both need the same folders"
         )
     size = options.image_size or _DEFAULT_SIZE
-    return _StreamData.from_parts(name, parts, options, len(images.classes), (3, size, size))
+    return _DataLoaderData.from_parts(name, parts, options, len(images.classes), (3, size, size))
 
 
 def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[Any], Tensor]]:
@@ -106,7 +106,7 @@ def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[
     }
 
 
-def _load_hf_images(name: str, options: SampleOptions) -> _StreamData:
+def _load_hf_images(name: str, options: SampleOptions) -> _DataLoaderData:
     """Read images and classes of a data set of Hugging Face, cropped and normalized as those of a folder."""
     images, num_classes = image_parts_and_num_classes(name, _photo_transforms(name, options))
     parts = {
@@ -114,7 +114,7 @@ def _load_hf_images(name: str, options: SampleOptions) -> _StreamData:
         for part in ("train", "val")
     }
     size = options.image_size or _DEFAULT_SIZE
-    return _StreamData.from_parts(name, parts, options, num_classes, (3, size, size))
+    return _DataLoaderData.from_parts(name, parts, options, num_classes, (3, size, size))
 
 
 def _open_image(path: str) -> Any:
@@ -186,7 +186,7 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 def _load_torchvision_data(
     name: str, data_dir: str | None, options: SampleOptions, *, download: bool
-) -> _StreamData:
+) -> _DataLoaderData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set."""
     kind = _KINDS[name]
     channels = options.channels
@@ -211,7 +211,7 @@ def _load_torchvision_data(
         )
         parts[part] = _SamplesOfPart(samples, f"the {part} part of {name}", labels)
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
-    return _StreamData.from_parts(
+    return _DataLoaderData.from_parts(
         name, parts, options, kind.num_classes, (channels or len(kind.mean), height, width)
     )
 
@@ -281,7 +281,7 @@ def _load_user_data(
     }
     shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
     chosen_already: dict[str, Any] = {f"{part}_size": None for part in parts if f"{part}_size" in taken}
-    return _StreamData.from_parts(path, parts, replace(options, **chosen_already), classes, shape)
+    return _DataLoaderData.from_parts(path, parts, replace(options, **chosen_already), classes, shape)
 
 
 def _type_of_value_text(values: Any) -> str:
@@ -438,7 +438,7 @@ class _BatchSampler:
 
 
 @dataclass(frozen=True, eq=False)
-class _StreamData(LabeledData):
+class _DataLoaderData(LabeledData):
     """Samples prepared by a DataLoader.
 
     Worker processes are kept between epochs, and beginning an epoch ends an unfinished one.
@@ -458,7 +458,7 @@ class _StreamData(LabeledData):
         options: SampleOptions,
         num_classes: int,
         sample_shape: tuple[int, ...],
-    ) -> _StreamData:
+    ) -> _DataLoaderData:
         """Return the data set of two parts, of as many of their samples as are wanted."""
         keyed = {}
         for part, (samples, what, labels) in parts.items():
@@ -542,7 +542,7 @@ def _digit_images_and_labels(load_digits: Callable[[], Any]) -> tuple[Tensor, Te
     return images, torch.from_numpy(bunch.target).to(torch.int64)
 
 
-def load_digits_data(options: SampleOptions) -> MemoryData:
+def load_digits_data(options: SampleOptions) -> InMemoryImages:
     """Load scikit-learn's digits: 1,437 for training, 360 for validation, of mean 0 and standard deviation 1.
 
     Every fifth digit of each class is for validation, whatever the seed. Augmentation shifts one in ten images by up
@@ -565,7 +565,7 @@ def load_digits_data(options: SampleOptions) -> MemoryData:
     )
 
 
-def _make_synthetic_images(options: SampleOptions) -> MemoryData:
+def _make_synthetic_images(options: SampleOptions) -> InMemoryImages:
     """Generate noisy images of ten smooth patterns, the same ones for every seed.
 
     By default 2048 images for training and 512 for validation, of 3 channels and 32 pixels. Training images are shifted

@@ -85,7 +85,7 @@ def _gather_batches(samples: Any, batches: Sequence[Tensor]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MemoryData(TensorData, LabeledData):
+class InMemoryImages(TensorData, LabeledData):
     """Images in memory; in each epoch a random `moved_share` of those for training is shifted by up to one pixel.
 
     Pixels that a shift uncovers are set to `background`.
@@ -119,7 +119,7 @@ def make_memory_data(
     num_classes: int,
     moved_share: float,
     background: float,
-) -> MemoryData:
+) -> InMemoryImages:
     """Choose samples, resize images, repeat their channels, and build a data set.
 
     Each part is float32 images (N, C, H, W) and int64 labels (N,).
@@ -132,7 +132,7 @@ def make_memory_data(
             images = resize_images(images, options.image_size)
         parts.append((_repeat_channels(images, options.channels, name).contiguous(), labels))
     chosen_train, chosen_val = parts
-    return MemoryData(
+    return InMemoryImages(
         name,
         num_train=len(chosen_train[1]),
         num_val=len(chosen_val[1]),

@@ -10,13 +10,15 @@ import torch
 
 from ampcompare.tasks.data import SampleOptions, seeded_generator
 from ampcompare.tasks.image_data import load_digits_data
-from ampcompare.tasks.in_memory import MemoryData
+from ampcompare.tasks.in_memory import InMemoryImages
 
 BRIGHTNESS = 3e4  # in standard deviations; fp16 ends at 65504, so the input itself is representable
 SHARE = 0.002
 
 
-def overflow_digits(*, seed: int, train_size: int | None = None, val_size: int | None = None) -> MemoryData:
+def overflow_digits(
+    *, seed: int, train_size: int | None = None, val_size: int | None = None
+) -> InMemoryImages:
     """Return digits, one in 500 of those for training with one pixel at 30,000, the same ones for every `seed`."""
     data = load_digits_data(SampleOptions(seed, train_size=train_size, val_size=val_size, augment=False))
     images, labels = data.train

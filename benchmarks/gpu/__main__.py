@@ -29,7 +29,11 @@ NEEDED = (
 
 @click.command()
 @click.option(
-    "--part", "parts", type=click.Choice(PARTS), multiple=True, help="Repeat it.  [default: all, in order]"
+    "--part",
+    "parts",
+    type=click.DiscreteChoice(PARTS),
+    multiple=True,
+    help="Repeat it.  [default: all, in order]",
 )
 @click.option("--out", default="runs/gpu-check", show_default=True, help="Folder for PART.json.")
 @click.option("--rehearse", is_flag=True, help="The same on the CPU, small: shows that the programs work.")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ampcompare.base.patches import (
     GRADIENT_READS,
     Layer,
-    Points,
+    PatchPoints,
     Subscriptions,
     has_stand_in,
     without_subscribers,
@@ -59,7 +59,7 @@ def test_layers_lie_around_each_other_in_their_order(subscribe) -> None:
 
 def test_nobody_subscribed_leaves_torch_alone(subscribe) -> None:
     """The function object of torch is in place before the first and after the last subscriber, in any order of ends."""
-    points = [value for name, value in vars(Points).items() if name.isupper()]
+    points = [value for name, value in vars(PatchPoints).items() if name.isupper()]
     before = [vars(owner)[name] for owner, name in points]
     first, second = subscribe(Layer.RECORD), subscribe(Layer.STAND_IN)
     for owner, name in points:
@@ -138,7 +138,7 @@ def test_a_block_without_subscribers(subscribe) -> None:
 
 def test_compiled_code_has_no_subscribers(subscribe) -> None:
     """While torch.compile traces, and while torch.export does, a module is called as torch calls it."""
-    subscribe(Layer.RECORD).wrap(*Points.FORWARD, lambda inner, *args, **kwargs: pytest.fail("traced"))
+    subscribe(Layer.RECORD).wrap(*PatchPoints.FORWARD, lambda inner, *args, **kwargs: pytest.fail("traced"))
     model = nn.Sequential(nn.Linear(2, 2))
     step = torch.compile(lambda x: model(x), backend="eager", fullgraph=True)
     assert step(torch.ones(1, 2)).shape == (1, 2)
@@ -149,7 +149,7 @@ def test_traced_code_has_no_subscribers(subscribe) -> None:
     """torch.jit.trace records what a module computes, and nothing that others compute around it."""
     around = subscribe(Layer.RECORD)
     around.wrap(
-        *Points.FORWARD, lambda inner, module, x: inner(module, x.view(torch.int32).view(torch.float32))
+        *PatchPoints.FORWARD, lambda inner, module, x: inner(module, x.view(torch.int32).view(torch.float32))
     )
     traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     assert "view" not in str(traced.graph)

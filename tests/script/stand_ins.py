@@ -8,7 +8,7 @@ from typing import Any
 from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
 from ampcompare.base.tensors.cuda_casts import cuda_casts
-from ampcompare.script.behind.stand_in import StandIn
+from ampcompare.script.behind.stand_in import ArmStandIn
 
 
 class Behind:
@@ -17,10 +17,10 @@ class Behind:
     def __init__(self, amp: Any) -> None:
         self._amp = amp
         self._initialize = amp.initialize
-        self._made: list[StandIn] = []
+        self._made: list[ArmStandIn] = []
 
-    def __call__(self, arm: str, rows: Any = None) -> StandIn:
-        self._made.append(StandIn(Arm.parse(arm), rows))
+    def __call__(self, arm: str, rows: Any = None) -> ArmStandIn:
+        self._made.append(ArmStandIn(Arm.parse(arm), rows))
         return self._made[-1]
 
     def amp(self, arm: str) -> Any:

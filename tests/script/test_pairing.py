@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, PatchPoints, Subscriptions
 from ampcompare.script.watch.cell_facts import FirstBatchHashWatch
 
 
@@ -26,7 +26,8 @@ def test_a_batch_is_what_the_script_passes_by_name_too() -> None:
     """And not what an arm makes of it."""
     events = Subscriptions(Layer.STAND_IN)
     events.wrap(
-        *Points.FORWARD, lambda original, module, *args, **kwargs: original(module, input=torch.zeros(1, 2))
+        *PatchPoints.FORWARD,
+        lambda original, module, *args, **kwargs: original(module, input=torch.zeros(1, 2)),
     )
     batches = FirstBatchHashWatch(lambda hashes, draws: None)
     for value in (1.0, 2.0):

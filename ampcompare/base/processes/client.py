@@ -52,7 +52,7 @@ class ProcessServer:
         self, names: Sequence[str], environment: Mapping[str, str], options: Sequence[str] = ()
     ) -> None:
         self.is_ready = False
-        self.fork: Fork | None = None
+        self.fork: ForkedProcess | None = None
         self._unread = b""
         self._is_closed = False
         self._reading = threading.Lock()  # the channel is not closed while another thread reads it
@@ -117,15 +117,16 @@ class ProcessServer:
         output: int | None = None,
         environment: Mapping[str, str] | None = None,
         load: Sequence[str] = (),
-    ) -> Fork:
+    ) -> ForkedProcess:
         """Fork a process that calls `module:function` with `words`, in the working directory of this one.
 
-        Its output and errors go to `output`, by default a pipe, `Fork.stdout`; what it is to `load` later ones share.
+        Its output and errors go to `output`, by default a pipe, `ForkedProcess.stdout`. What it is to `load` later ones
+        share.
 
         Args:
             function: as `module:function`.
             words: its arguments.
-            output: a file descriptor for what it prints; None for a pipe, `Fork.stdout`.
+            output: a file descriptor for what it prints; None for a pipe, `ForkedProcess.stdout`.
             environment: all its variables; None for those of the server.
             load: modules that are imported before, once for all later forks.
 
@@ -155,7 +156,7 @@ class ProcessServer:
                 if time.monotonic() > deadline:
                     kill_process_group(self.pid)
                     raise ServerLost
-            self.fork = fork = Fork(self, message["pid"], stdout)
+            self.fork = fork = ForkedProcess(self, message["pid"], stdout)
             fork.note_end_from_message(message)
             return fork
 
@@ -205,7 +206,7 @@ class ProcessServer:
             return self._process.wait()
 
 
-class Fork:
+class ForkedProcess:
     """A process of a server; it leads its own session.
 
     Args:

@@ -98,7 +98,7 @@ class DeferredFlag:
         return bool(self._host.item())
 
 
-class _HostChanges:
+class _HostChangesOfStep:
     """What a step changes on the host, and how it was: step counts, and the states of parameters that had none."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _SkippableStep:
     def __init__(self, inner: Callable[..., Any]) -> None:
         self._inner = inner
         self._flag = DeferredFlag()
-        self._unsettled: _HostChanges | None = None
+        self._unsettled: _HostChangesOfStep | None = None
 
     def undo_on_host_if_skipped(self, optimizer: Optimizer) -> None:
         """Undo the changes of the last step on the host, if its flag was set."""
@@ -201,9 +201,9 @@ def _has_tensors(state: Mapping[str, Any] | None) -> bool:
     return bool(state) and any(isinstance(value, Tensor) for value in state.values())  # type: ignore[union-attr]
 
 
-def _host_changes_and_device_tensors_of_next_step(optimizer: Any) -> tuple[_HostChanges, list[Tensor]]:
+def _host_changes_and_device_tensors_of_next_step(optimizer: Any) -> tuple[_HostChangesOfStep, list[Tensor]]:
     """Return what the next step changes: on the host, and the tensors that exist on the device."""
-    changes, tensors = _HostChanges(), []
+    changes, tensors = _HostChangesOfStep(), []
     for group in optimizer.param_groups:
         counts_on_host = not group.get("capturable")
         creates_states = group.get("momentum") != 0  # SGD without momentum has none

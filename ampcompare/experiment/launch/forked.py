@@ -10,7 +10,7 @@ from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.environment.variables import PLACE
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost
+from ampcompare.base.processes.client import MAX_SERVERS, ForkedProcess, ProcessServer, ServerLost
 from ampcompare.base.processes.start import exit_code_text, isolated_environment
 from ampcompare.experiment.launch.cell_files import (
     drop_cell_outputs_from_code,
@@ -82,19 +82,19 @@ class StoppableLauncher(Launcher, Generic[Process]):
         self._process.close()
 
 
-class ForkServerLauncher(StoppableLauncher[Fork]):
+class ForkServerLauncher(StoppableLauncher[ForkedProcess]):
     """Forks the processes of cells from a server, which is replaced where it is killed between two of them."""
 
     loaded: Sequence[str] = ()
     python_options: Sequence[str] = ()
 
     def __init__(self, place: Place = ANYWHERE) -> None:
-        super().__init__(place, Fork.kill)
+        super().__init__(place, ForkedProcess.kill)
         self._server: StoppableProcess[ProcessServer] = StoppableProcess(ProcessServer.close)
 
     def _fork_cell_process(
-        self, start: Callable[[ProcessServer], Fork], environment: Mapping[str, str] | None = None
-    ) -> Fork:
+        self, start: Callable[[ProcessServer], ForkedProcess], environment: Mapping[str, str] | None = None
+    ) -> ForkedProcess:
         """Start the process of a cell by a server that is ready.
 
         Args:
@@ -189,7 +189,7 @@ class ForkedLauncher(ForkServerLauncher):
         self._process.end_process()  # of a server that was killed
         return code
 
-    def _ask_process_to_stop(self, process: Fork) -> None:
+    def _ask_process_to_stop(self, process: ForkedProcess) -> None:
         process.send_signal(signal.SIGTERM)
 
 

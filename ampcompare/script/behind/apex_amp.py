@@ -32,7 +32,7 @@ from ampcompare.base.location import message_with_script_line
 from ampcompare.base.tensors.tree import cast_floating_tensors, tensors_in_value
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.autocast_and_scaler import trains_if_switched_off
-from ampcompare.script.torch_amp.gradient_stages import GradientStages
+from ampcompare.script.torch_amp.gradient_stages import ScriptLossScaling
 from ampcompare.script.torch_amp.plain_script import PlainScriptFollower
 from ampcompare.training.precision.base import owned_params
 
@@ -48,7 +48,7 @@ Choose = Callable[[], "torch.dtype | None"]
 class _ArmLossScaleView(LossScaler):
     """Show a script the loss scale of the arm, 1 without one; what it writes there, the arm's decision replaces."""
 
-    def __init__(self, stages: GradientStages) -> None:
+    def __init__(self, stages: ScriptLossScaling) -> None:
         super().__init__(1.0)
         self._stages = stages
 

@@ -10,7 +10,7 @@ import torch
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.script.behind.apex_amp import refuse_init_of_old_amp
-from ampcompare.script.behind.side import ScriptSide, as_list
+from ampcompare.script.behind.side import ScriptProcessContext, as_list
 from ampcompare.script.process.prepare import override_opt_level
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpByAutocast
 from ampcompare.script.torch_amp.half_weights import ApexScaling, TorchAmpByHalfWeights
@@ -20,7 +20,7 @@ from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, make_o1_casts_off_factory
 
 
-def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
+def prepare_torch_amp_stand_in(arm: Arm, side: ScriptProcessContext) -> TorchAmpStandIn:
     """Let `amp.initialize` take the arm's level and options, and return what stands behind `torch.amp`."""
     options = dict(arm.options)
     options.pop("engine", None)
@@ -41,7 +41,13 @@ def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
 
 
 def _initialize_at_arm_level(
-    arm: Arm, side: ScriptSide, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any
+    arm: Arm,
+    side: ScriptProcessContext,
+    original: Any,
+    models: Any,
+    optimizers: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Call Apex's own, once the first weights are recorded, with the modules that the arm keeps in fp32."""
     side.record_weights(as_list(models), as_list(optimizers))

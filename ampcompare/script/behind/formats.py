@@ -11,25 +11,25 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
-from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.base.patches import PatchPoints, Subscriptions
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
-from ampcompare.training.precision.gemm import FormatPlan
+from ampcompare.training.precision.gemm import LinearFormatPlan
 
 
-class ScriptFormats:
+class ScriptLinearFormats:
     """Gives formats to every model that the script calls; they act where the arm underneath computes in bf16."""
 
     def __init__(self, arm: Arm, rows: RecordedSteps | None) -> None:
         self._arm = arm
         self._rows = rows
-        self._plan = FormatPlan(arm)
+        self._plan = LinearFormatPlan(arm)
         self._inside = self._has_begun = False
         self._noted: set[str] = set()
 
     def install(self, events: Subscriptions) -> None:
         """Find models from now on."""
-        events.wrap(*Points.FORWARD, self._give_formats_at_call)
+        events.wrap(*PatchPoints.FORWARD, self._give_formats_at_call)
         events.call_at_end(register_optimizer_step_post_hook(self._check_formats_after_step).remove)
 
     def _give_formats_at_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:

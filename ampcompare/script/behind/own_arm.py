@@ -3,14 +3,14 @@
 import torch
 
 from ampcompare.backends.arm import Arm
-from ampcompare.script.behind.side import ScriptSide
+from ampcompare.script.behind.side import ScriptProcessContext
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpByAutocast
 from ampcompare.script.torch_amp.half_weights import HalfScaling, TorchAmpByHalfWeights
 from ampcompare.script.torch_amp.parallel_wrappers import make_wrappers_reduce_in_dtype
 from ampcompare.training.precision.base import make_precision
 
 
-def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpByAutocast:
+def prepare_torch_amp_stand_in(arm: Arm, side: ScriptProcessContext) -> TorchAmpByAutocast:
     """Return what stands behind `torch.amp`: by autocast, or by weights in 16 bits where the arm holds those."""
     if arm.roles is not None and arm.roles.operand_type == "tf32":
         # which sets the switches of this process

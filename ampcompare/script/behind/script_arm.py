@@ -9,14 +9,14 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.patches import Points, Subscriptions
-from ampcompare.script.behind.side import ScriptSide, as_list
+from ampcompare.base.patches import PatchPoints, Subscriptions
+from ampcompare.script.behind.side import ScriptProcessContext, as_list
 from ampcompare.script.imports.fp16_classes import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 
 
-def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
+def prepare_torch_amp_stand_in(arm: Arm, side: ScriptProcessContext) -> TorchAmpStandIn:
     """Record the weights that `amp.initialize` gets, and return what follows `torch.amp`."""
     frontend = importlib.import_module("apex.amp.frontend")
     side.events.wrap(frontend, "_initialize", functools.partial(_initialize_with_weights_recorded, side))
@@ -24,7 +24,7 @@ def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
 
 
 def _initialize_with_weights_recorded(
-    side: ScriptSide, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any
+    side: ScriptProcessContext, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any
 ) -> Any:
     side.record_weights(as_list(models), as_list(optimizers))
     return original(models, optimizers, *args, **kwargs)
@@ -40,8 +40,8 @@ class TorchAmpAsWritten(TorchAmpStandIn):
 
     def install(self, events: Subscriptions) -> None:
         """Note uses from now on."""
-        events.wrap(*Points.MAKE_AUTOCAST, self._note_autocast_made)
-        events.wrap(*Points.MAKE_SCALER, self._note_scaler_made)
+        events.wrap(*PatchPoints.MAKE_AUTOCAST, self._note_autocast_made)
+        events.wrap(*PatchPoints.MAKE_SCALER, self._note_scaler_made)
         events.wrap(torch.amp.GradScaler, "scale", self._note_scaled_loss)
         for kind in fp16_optimizer_classes():
             events.wrap(kind, "__init__", self._note_optimizer_made)

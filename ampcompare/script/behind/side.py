@@ -10,7 +10,7 @@ from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 
 
 @dataclass(frozen=True)
-class ScriptSide:
+class ScriptProcessContext:
     """The process of a script, before anything of its training is replaced.
 
     Attributes:

@@ -17,11 +17,11 @@ from ampcompare.backends.script_arms import require_in_script
 from ampcompare.backends.spec import InScript
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.optimizer_steps import OptimizerStepEvents
-from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, PatchPoints, Subscriptions
 from ampcompare.script.behind.apex_amp import ScriptAmp
-from ampcompare.script.behind.formats import ScriptFormats
+from ampcompare.script.behind.formats import ScriptLinearFormats
 from ampcompare.script.behind.fp16_optimizers import disable_fp16_optimizers
-from ampcompare.script.behind.side import ScriptSide
+from ampcompare.script.behind.side import ScriptProcessContext
 from ampcompare.script.behind.type_errors import find_type_refusal
 from ampcompare.script.imports.adapter_imports import call_with_each_adapter, put_amp_functions_in_adapter
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
@@ -33,7 +33,7 @@ from ampcompare.script.remarks.running_sums import LossySumWatch
 from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
 from ampcompare.script.remarks.standing_statistics import StuckVarianceWatch
 from ampcompare.script.torch_amp.keep_fp32 import KeptFp32AtFirstCall
-from ampcompare.script.torch_amp.lifted_weights import LiftedWeights
+from ampcompare.script.torch_amp.lifted_weights import HalfWeightLifter
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.plain_script import PlainScriptFollower
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
@@ -42,10 +42,10 @@ from ampcompare.script.trainers.arm import TrainerContext
 from ampcompare.script.watch.cell_facts import CellFactsRecorder
 from ampcompare.training.precision.base import half_dtype_of
 
-StandBehind = Callable[[Arm, ScriptSide], TorchAmpStandIn]
+StandBehind = Callable[[Arm, ScriptProcessContext], TorchAmpStandIn]
 
 
-class StandIn:
+class ArmStandIn:
     """An arm in the place of `apex.amp` and `torch.amp` of this process; with `for_cuda` the CPU is in that of CUDA.
 
     Attributes:
@@ -64,7 +64,9 @@ class StandIn:
         for_cuda: bool = False,
     ) -> None:
         in_script = require_in_script(arm)
-        formats = ScriptFormats(arm, rows) if arm.roles is not None and arm.roles.linear_formats else None
+        formats = (
+            ScriptLinearFormats(arm, rows) if arm.roles is not None and arm.roles.linear_formats else None
+        )
         if formats is not None:
             assert arm.inner is not None
             arm = arm.inner  # which does all else
@@ -76,7 +78,7 @@ class StandIn:
         self._events = Subscriptions(Layer.RECORD if arm.is_as_written else Layer.STAND_IN)
         self._wrappers = ParallelWrappers()
         self._wrappers.install(self._events)
-        self._lifted = LiftedWeights(self._wrappers, rows, self._events)
+        self._lifted = HalfWeightLifter(self._wrappers, rows, self._events)
         self.torch_amp = self._make_torch_amp(in_script, engine)
         self.torch_amp.install(self._events)
         if formats is not None:
@@ -100,7 +102,7 @@ class StandIn:
 
     def _make_torch_amp(self, in_script: InScript, engine: str) -> TorchAmpStandIn:
         """Return what stands behind `torch.amp`, as the backend of the arm names it."""
-        side = ScriptSide(
+        side = ScriptProcessContext(
             self._events,
             self._rows,
             self._wrappers,
@@ -117,7 +119,7 @@ class StandIn:
         if not self.keeps_apex:
             self._put_in_place_of_amp(ScriptAmp(self.arm, plain, self._rows))
         elif self._rows is not None:
-            self._events.wrap(*Points.BACKWARD, functools.partial(_record_unscaled_backward, self._rows))
+            self._events.wrap(*PatchPoints.BACKWARD, functools.partial(_record_unscaled_backward, self._rows))
         if not self.arm.is_as_written:
             answer = functools.partial(put_amp_functions_in_adapter, importlib.import_module("apex.amp"))
             call_with_each_adapter(answer, self._events)

@@ -303,12 +303,12 @@ class _RewriteTraceRecorder:
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        from ampcompare.base.patches import Layer, Points, Subscriptions
+        from ampcompare.base.patches import Layer, PatchPoints, Subscriptions
 
         self._rows, rows.on_step = rows, self._note_digests_or_end_script
         events = Subscriptions(Layer.RECORD)
-        events.wrap(*Points.BACKWARD, self._note_backward_result_types)
-        events.wrap(*Points.FORWARD, self._note_evaluation_output)
+        events.wrap(*PatchPoints.BACKWARD, self._note_backward_result_types)
+        events.wrap(*PatchPoints.FORWARD, self._note_evaluation_output)
         events.wrap(torch.amp.GradScaler, "unscale_", self._note_unscaled_gradients)
         events.wrap(torch.amp.GradScaler, "step", self._note_scaler_step)
         for owner in (torch.optim.Optimizer, torch.nn.Module):

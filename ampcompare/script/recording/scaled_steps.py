@@ -35,7 +35,7 @@ def record_steps(rows: RecordedSteps, *, amp: bool) -> None:
 
 def _record_apex_amp(rows: RecordedSteps, events: Subscriptions) -> None:
     """Record what goes through `amp.initialize`, `amp.scale_loss` and the steps of the optimizers from here on."""
-    hooks = _AmpHooks(rows, sys.modules["apex.amp"])
+    hooks = _AmpRecordingHooks(rows, sys.modules["apex.amp"])
     frontend, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
     # Not `initialize` itself: its warning points at its caller, which must be the script.
     events.wrap(frontend, "_initialize", hooks.initialize)
@@ -50,13 +50,13 @@ def _record_adapter(rows: RecordedSteps, events: Subscriptions, adapter: types.M
     """Record what goes through the adapter that `migrate` writes, unless an arm answers in its place."""
     if not adapter_keeps_own_functions(adapter):
         return
-    hooks = _AmpHooks(rows, adapter)
+    hooks = _AmpRecordingHooks(rows, adapter)
     events.wrap(adapter, "initialize", hooks.initialize_adapter)
     events.wrap(adapter, "scale_loss", hooks.scale_loss)
     events.wrap(adapter.LossScaler, "update_scale", hooks.update_scale)
 
 
-class _AmpHooks:
+class _AmpRecordingHooks:
     """Stands around the functions of `apex.amp`; `overflow` is the outcome of the last check, None without one."""
 
     def __init__(self, rows: RecordedSteps, amp: Any) -> None:
@@ -161,7 +161,7 @@ class _AmpHooks:
         return float(state.loss_scalers[loss_id].loss_scale())
 
 
-def _record_steps_of_optimizer(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
+def _record_steps_of_optimizer(hooks: _AmpRecordingHooks, optimizer: Any, number: int) -> None:
     inner = optimizer.step
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ def _record_steps_of_optimizer(hooks: _AmpHooks, optimizer: Any, number: int) ->
     _replace_step_method(optimizer, step, inner)
 
 
-def _wrap_skipping_step_to_record(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
+def _wrap_skipping_step_to_record(hooks: _AmpRecordingHooks, optimizer: Any, number: int) -> None:
     """Record the one call of `optimizer.step` that amp has turned into a skip."""
     skip = optimizer.step
     if getattr(skip, "_ampcompare_awaits_skip", False):
@@ -205,12 +205,12 @@ def _record_fp16_optimizers(rows: RecordedSteps, events: Subscriptions) -> None:
     """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
     methods = (("backward", "update_master_grads", "step"), ("backward", "_update_scale"))
     for kind, names in zip(fp16_optimizer_classes(), methods, strict=False):
-        hooks = _FP16OptimizerHooks(rows)
+        hooks = _FP16OptimizerRecordingHooks(rows)
         for name in names:
             events.wrap(kind, name, getattr(hooks, name.lstrip("_")))
 
 
-class _FP16OptimizerHooks:
+class _FP16OptimizerRecordingHooks:
     """Stands around the methods of one class.
 
     That of `apex.fp16_utils` checks the gradients in `update_master_grads`, and uses them in `step`; that of 2018
@@ -299,7 +299,7 @@ class _ScalerCallsSinceUpdate:
 
 def record_grad_scalers(rows: RecordedSteps, events: Subscriptions) -> None:
     """Record what goes through every GradScaler of this process, those of `torch.cuda.amp` and subclasses too."""
-    hooks = _ScalerHooks(rows)
+    hooks = _ScalerRecordingHooks(rows)
     events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
     events.wrap(torch.amp.GradScaler, "step", hooks.step)
     events.wrap(torch.amp.GradScaler, "update", hooks.update)
@@ -308,7 +308,7 @@ def record_grad_scalers(rows: RecordedSteps, events: Subscriptions) -> None:
     rows.recorder.call_before_close(hooks.close)
 
 
-class _ScalerHooks:
+class _ScalerRecordingHooks:
     """Stands around the methods of `GradScaler`."""
 
     def __init__(self, rows: RecordedSteps) -> None:

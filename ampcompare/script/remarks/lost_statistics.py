@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ampcompare.base.formatting import format_few_names
 from ampcompare.base.live_objects import live_objects_of
-from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.base.patches import PatchPoints, Subscriptions
 
 STATISTICS = ("running_mean", "running_var")
 MAX_OPTIMIZERS = 16  # at which layers are looked for; a script may make one for each task
@@ -28,7 +28,7 @@ class LostStatisticsWatch:
 
     def follow(self, events: Subscriptions) -> None:
         """Begin to keep the layers that are there when an optimizer is made."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._keep_layers_at_new_optimizer)
+        events.wrap(*PatchPoints.MAKE_OPTIMIZER, self._keep_layers_at_new_optimizer)
 
     def _keep_layers_at_new_optimizer(self, inner: Any, made: Any, *args: Any, **options: Any) -> Any:
         result = inner(made, *args, **options)

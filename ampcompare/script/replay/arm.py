@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ampcompare.script.arm_process import current_stand_in, prepare_arm_process
-from ampcompare.script.behind.stand_in import StandIn
+from ampcompare.script.behind.stand_in import ArmStandIn
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.replay.one_step import Arm
 from ampcompare.training.precision.base import half_dtype_of
@@ -14,7 +14,7 @@ from ampcompare.training.precision.base import half_dtype_of
 class ReplayedArm(Arm):
     """An arm that stands behind the names that a script trains by."""
 
-    def __init__(self, stand_in: StandIn) -> None:
+    def __init__(self, stand_in: ArmStandIn) -> None:
         self._stand_in = stand_in
         self.half = half_dtype_of(stand_in.arm)
 

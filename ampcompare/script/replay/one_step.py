@@ -329,7 +329,7 @@ def weights_and_buffers_changed_in(module: nn.Module, change: Callable[[Tensor],
             each._buffers.update(held)
 
 
-class ModuleCall:
+class RecordedModuleCall:
     """What a module was given in the step: inputs, generators, autocast, and the gradients of its outputs."""
 
     def __init__(self, name: str, number: int, args: Any, kwargs: Any, needs: List[bool]) -> None:
@@ -937,7 +937,7 @@ class Arm:
         return contextlib.nullcontext()
 
 
-class Replay(StepFollower):
+class StepReplay(StepFollower):
     """Repeats the step of a capsule.
 
     Args:
@@ -961,7 +961,7 @@ class Replay(StepFollower):
         self.goes_on = goes_on
         self.params: List[Tensor] = []  # of the optimizer whose step was judged
         self.scale, self.is_skipped = 1.0, False  # of the loss, by the arm; whether it has skipped the step
-        self.calls: Dict[Tuple[str, int], ModuleCall] = {}
+        self.calls: Dict[Tuple[str, int], RecordedModuleCall] = {}
         self.modules: Dict[str, nn.Module] = {}
         self.counts: Dict[str, int] = {}
         self.entered = self.loaded = 0
@@ -1092,7 +1092,7 @@ class Replay(StepFollower):
         is_base = self.known is None
         given = (args, kwargs) if not is_base else with_tensors_changed(copy_to_cpu, (args, kwargs))
         needs = [one.requires_grad for one in tensors_in((args, kwargs))]
-        call = self.calls[name, number] = ModuleCall(name, number, given[0], given[1], needs)
+        call = self.calls[name, number] = RecordedModuleCall(name, number, given[0], given[1], needs)
         call.training = module.training
         with self._call_noted_inside_arm(module, call):
             result = inner(module, *args, **kwargs)
@@ -1116,7 +1116,7 @@ class Replay(StepFollower):
         return result
 
     @contextlib.contextmanager
-    def _call_noted_inside_arm(self, module: nn.Module, call: ModuleCall) -> Iterator[None]:
+    def _call_noted_inside_arm(self, module: nn.Module, call: RecordedModuleCall) -> Iterator[None]:
         """Note how a module computes, and in which types it gets its inputs, inside of what an arm does around it."""
         if self.arm is None:
             yield
@@ -1151,7 +1151,9 @@ class Replay(StepFollower):
 
         optimizer.step = types.MethodType(step_or_skip, optimizer)
 
-    def _keep_output_gradient(self, call: ModuleCall, place: int, is_top: bool, gradient: Tensor) -> None:
+    def _keep_output_gradient(
+        self, call: RecordedModuleCall, place: int, is_top: bool, gradient: Tensor
+    ) -> None:
         if not self.is_inside:
             call.gradients[place] = copy_to_cpu(gradient)
             if is_top:
@@ -1339,7 +1341,7 @@ class Replay(StepFollower):
         return native, exact, nudged, drawn, operation_error_rows(operations, exact_operations)
 
     @contextlib.contextmanager
-    def _modules_called_without_arm(self, own: Optional[ModuleCall] = None) -> Iterator[None]:
+    def _modules_called_without_arm(self, own: Optional[RecordedModuleCall] = None) -> Iterator[None]:
         """Call modules without what an arm does around them, and cast as it did in a call of the step."""
         if self.arm is None:
             yield
@@ -1551,7 +1553,7 @@ def repeat_step(
         known = torch.load(answers, map_location="cpu", **_load_options()) if mode == "change" else None
         kept = read_capsule(capsule)
         seed_all_generators(kept.get("seed"))
-        watch = Replay(kept, known, changes.get("compile"), arm, goes_on=goes_on)
+        watch = StepReplay(kept, known, changes.get("compile"), arm, goes_on=goes_on)
         watch.install()
         script()
         found["fault"] = "the script ended before step %d" % watch.target

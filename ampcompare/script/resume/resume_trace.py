@@ -29,7 +29,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.location import is_installed_file, is_users_file
-from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, PatchPoints, Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.script.imports.adapter_imports import adapter_keeps_own_functions, call_with_each_adapter
 from ampcompare.script.resume.killed_saves import FileChangeReporter, SaveKiller
@@ -95,9 +95,9 @@ class ResumeTraceRecorder:
         """Watch until the process ends."""
         recorder.call_after_each_row(self._trace_losses_and_steps_of_row)
         events = Subscriptions(Layer.WATCH)
-        events.wrap(*Points.FORWARD, self._trace_forward_call)
-        events.wrap(*Points.MAKE_OPTIMIZER, self._make_wrapper_listing_objects(self._optimizers))
-        events.wrap(*Points.MAKE_SCALER, self._make_wrapper_listing_objects(self._scalers))
+        events.wrap(*PatchPoints.FORWARD, self._trace_forward_call)
+        events.wrap(*PatchPoints.MAKE_OPTIMIZER, self._make_wrapper_listing_objects(self._optimizers))
+        events.wrap(*PatchPoints.MAKE_SCALER, self._make_wrapper_listing_objects(self._scalers))
         events.call_at_end(register_optimizer_step_pre_hook(self._before_optimizer_step).remove)
         self._files.install(events)
         for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_lr_scheduler_classes()):

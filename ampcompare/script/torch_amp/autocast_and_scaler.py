@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
-from ampcompare.base.patches import Points, Subscriptions, calling_frame
+from ampcompare.base.patches import PatchPoints, Subscriptions, calling_frame
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.scaled_losses import ScaledLossesWatch
@@ -115,8 +115,8 @@ class TorchAmpByAutocast(TorchAmpStandIn):
 
     def install(self, events: Subscriptions) -> None:
         """Replace the constructors of both classes."""
-        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast_of_arm)
-        events.wrap(*Points.MAKE_SCALER, self._make_scaler_of_arm)
+        events.wrap(*PatchPoints.MAKE_AUTOCAST, self._make_autocast_of_arm)
+        events.wrap(*PatchPoints.MAKE_SCALER, self._make_scaler_of_arm)
         events.wrap(torch.amp.GradScaler, "scale", self._note_scaled_loss)
         events.wrap(torch.amp.GradScaler, "unscale_", self._refuse_unscaled_loss)
         events.wrap(torch.amp.GradScaler, "step", self._step)
@@ -128,7 +128,7 @@ class TorchAmpByAutocast(TorchAmpStandIn):
                 f"get_{name}",
                 functools.partial(self._shown_setting_of_silenced_scaler, name),
             )
-        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*PatchPoints.BACKWARD, self._backward)
         self._losses.install(events)
         self._follow_optimizer_steps(events)
 

@@ -101,7 +101,7 @@ class OverflowInStep(BaseException):  # no `except Exception` of a script or an 
     """Ends a step that evaluates losses by itself, one of whose gradients has overflowed."""
 
 
-class GradientStages:
+class ScriptLossScaling:
     """Scales losses, unscales gradients at their first reader, and steps, by a GradScaler of its own.
 
     Attributes:

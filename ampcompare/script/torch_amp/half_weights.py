@@ -42,7 +42,7 @@ from ampcompare.backends.apex_levels import level_with_overrides
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
-from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
+from ampcompare.base.patches import GRADIENT_READS, PatchPoints, Subscriptions, without_subscribers
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.data_access import DataAccessFollower
 from ampcompare.base.tensors.lists import copy_tensors_by_dtype
@@ -202,9 +202,9 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
 
     def install(self, events: Subscriptions) -> None:
         """Replace what both classes do."""
-        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast_of_arm)
+        events.wrap(*PatchPoints.MAKE_AUTOCAST, self._make_autocast_of_arm)
         self._scaler.install(events)
-        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*PatchPoints.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average_in_type_of_average)
         allow_averages_across_types(events)
@@ -588,7 +588,7 @@ class _SearchForTrainedModels:
 
     def install(self, events: Subscriptions) -> None:
         """Follow the optimizers from now on."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer_made)
+        events.wrap(*PatchPoints.MAKE_OPTIMIZER, self._note_optimizer_made)
 
     def _note_optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)

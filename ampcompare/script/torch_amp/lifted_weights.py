@@ -25,7 +25,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 
 
-class LiftedWeights:
+class HalfWeightLifter:
     """Lifts weights, and fits inputs to modules once it has.
 
     Attributes:

@@ -15,7 +15,7 @@ from torch.utils import checkpoint
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import level_with_overrides
 from ampcompare.backends.arm import Arm
-from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.base.patches import PatchPoints, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     device_type_or_cpu,
     is_called_by_torch_or_arm,
@@ -46,9 +46,9 @@ class TorchAmpByO1(TorchAmpStandIn):
 
     def install(self, events: Subscriptions) -> None:
         """Replace the methods of both classes."""
-        events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
-        events.wrap(*Points.LEAVE_AUTOCAST, self._leave_autocast)
-        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast_of_o1)
+        events.wrap(*PatchPoints.ENTER_AUTOCAST, self._enter_autocast)
+        events.wrap(*PatchPoints.LEAVE_AUTOCAST, self._leave_autocast)
+        events.wrap(*PatchPoints.MAKE_AUTOCAST, self._make_autocast_of_o1)
         self._scaler.install(events)
         events.wrap(checkpoint, "_get_autocast_kwargs", self._checkpoint_under_casts)
         events.call_at_end(register_optimizer_step_pre_hook(self._refuse_unscaled_step).remove)

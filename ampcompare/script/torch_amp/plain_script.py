@@ -7,7 +7,7 @@ which every training passes:
 |---|---|
 | calls a module outside of any other, if an optimizer has its weights or its input | an autocast block around it |
 | runs a backward pass | of the scaled loss |
-| reads a gradient, steps | `unscale_`, `step` and `update`, by its `GradientStages` |
+| reads a gradient, steps | `unscale_`, `step` and `update`, by its `ScriptLossScaling` |
 
 A script that has made a GradScaler is left alone. One whose scalers and autocast blocks are all switched off has no
 mixed precision; one that has called `amp.initialize` has autocast.
@@ -35,7 +35,7 @@ from torch.utils.data import dataloader
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.location import is_installed_file, is_users_file, message_with_script_line
-from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_modules_with_own_call
+from ampcompare.base.patches import GRADIENT_READS, PatchPoints, Subscriptions, follow_modules_with_own_call
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
@@ -43,8 +43,8 @@ from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_t
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.remarks.whole_numbers import RoundedWholeNumberWatch
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenAutocastBlock
-from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
-from ampcompare.script.torch_amp.lifted_weights import LiftedWeights
+from ampcompare.script.torch_amp.gradient_stages import ScriptLossScaling, ScriptOptimizers
+from ampcompare.script.torch_amp.lifted_weights import HalfWeightLifter
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
 from ampcompare.training.precision.base import half_dtype_of, owned_params, refuse_wrapped
 
@@ -104,7 +104,7 @@ class PlainScriptFollower:
         self,
         arm: Arm,
         stand_in: TorchAmpStandIn,
-        lifted: LiftedWeights,
+        lifted: HalfWeightLifter,
         *,
         for_cuda: bool = False,
         rows: RecordedSteps | None = None,
@@ -125,7 +125,7 @@ class PlainScriptFollower:
         self._arm_half = half_dtype_of(arm)
         self._is_fp32 = not self._casts and not arm.is_as_written
         self._optimizers = ScriptOptimizers(stand_in)
-        self.stages = GradientStages(arm, stand_in, self._optimizers)
+        self.stages = ScriptLossScaling(arm, stand_in, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
         self._pass = _ThreadState()
         self._deciding = threading.RLock()
@@ -150,17 +150,17 @@ class PlainScriptFollower:
 
     def install(self, events: Subscriptions) -> None:
         """Follow the script from now on."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._follow_new_optimizer)
-        events.wrap(*Points.ADD_PARAM_GROUP, self._follow_new_group)
-        events.wrap(*Points.FORWARD, self._call_with_fitting_inputs)
-        events.wrap(*Points.FUNCTIONAL_CALL, self._prepare_functional_call)
-        events.wrap(*Points.BACKWARD, self._backward)
-        events.wrap(*Points.GRAD, self._note_loss_of_autograd_grad)
+        events.wrap(*PatchPoints.MAKE_OPTIMIZER, self._follow_new_optimizer)
+        events.wrap(*PatchPoints.ADD_PARAM_GROUP, self._follow_new_group)
+        events.wrap(*PatchPoints.FORWARD, self._call_with_fitting_inputs)
+        events.wrap(*PatchPoints.FUNCTIONAL_CALL, self._prepare_functional_call)
+        events.wrap(*PatchPoints.BACKWARD, self._backward)
+        events.wrap(*PatchPoints.GRAD, self._note_loss_of_autograd_grad)
         for kind, name in HOOKS:
             events.wrap(kind, name, self._give_hook_true_gradients)
         self.stages.install(events)
         if self._stand_in.casts_loss:
-            events.wrap(*Points.ENTER_AUTOCAST, self._note_autocast_entered)
+            events.wrap(*PatchPoints.ENTER_AUTOCAST, self._note_autocast_entered)
             events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch_without_casts)
             if hasattr(os, "register_at_fork"):  # where processes can be forked, as workers of loaders are
                 close = weakref.WeakMethod(self._close_casts)

@@ -15,7 +15,7 @@ from ampcompare.base.location import (
     message_with_script_line,
     user_location,
 )
-from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.base.patches import PatchPoints, Subscriptions
 
 
 class ScaledLossesWatch:
@@ -29,8 +29,8 @@ class ScaledLossesWatch:
 
     def install(self, events: Subscriptions) -> None:
         """Follow backward passes from now on."""
-        events.wrap(*Points.BACKWARD, self._forget_updates_at_backward)
-        events.wrap(*Points.GRAD, self._forget_updates_at_backward)
+        events.wrap(*PatchPoints.BACKWARD, self._forget_updates_at_backward)
+        events.wrap(*PatchPoints.GRAD, self._forget_updates_at_backward)
 
     def _forget_updates_at_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._updates.clear()

@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import OptState
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
-from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.base.patches import PatchPoints, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     refuse_closure,
     reset_step_state_of_scaler,
@@ -44,7 +44,7 @@ class ScriptScaler:
     def install(self, events: Subscriptions) -> None:
         """Replace what the methods do from now on."""
         self._losses.install(events)
-        events.wrap(*Points.MAKE_SCALER, self._make_enabled_scaler)
+        events.wrap(*PatchPoints.MAKE_SCALER, self._make_enabled_scaler)
         for name in METHODS:
             events.wrap(
                 torch.amp.GradScaler,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, PatchPoints, Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import first_floating_type
 
@@ -26,8 +26,8 @@ class WideningModulesWatch:
 
     def follow(self, events: Subscriptions) -> None:
         """Note them from now on."""
-        self._calls.wrap(*Points.FORWARD, self._note_if_widening)
-        self._calls.wrap(*Points.BACKWARD, self._end_at_first_backward)
+        self._calls.wrap(*PatchPoints.FORWARD, self._note_if_widening)
+        self._calls.wrap(*PatchPoints.BACKWARD, self._end_at_first_backward)
         events.call_at_end(self._calls.end)
 
     def names_of_widening_modules(self, model: nn.Module) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from ampcompare.base.environment.ranks import rank_in_process_group
 from ampcompare.base.metric_log import listen_to_metrics
-from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.base.patches import Layer, PatchPoints, Subscriptions
 from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
 from ampcompare.script.recording.metrics import start_logging_scalars
 from ampcompare.script.recording.recorder import Recorder
@@ -39,8 +39,8 @@ class FirstBatchHashWatch:
         self._found = found
         self._awaited = True
         self._events = Subscriptions(Layer.RECORD)  # around an arm, which may cast what a module gets
-        self._events.wrap(*Points.FORWARD, self._hash_first_call)
-        self._events.wrap(*Points.BACKWARD, self._await_next_batch)
+        self._events.wrap(*PatchPoints.FORWARD, self._hash_first_call)
+        self._events.wrap(*PatchPoints.BACKWARD, self._await_next_batch)
 
     def end(self) -> None:
         """Report what was found, if that was not done yet."""

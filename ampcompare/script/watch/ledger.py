@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
+from ampcompare.base.patches import Layer, PatchPoints, Subscriptions, calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.base.tensors.type_names import HALF_NAMES
@@ -74,12 +74,12 @@ class ScriptLedgerWatch:
 
     def install(self) -> None:
         """Look from now on."""
-        self._events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer_made)
+        self._events.wrap(*PatchPoints.MAKE_OPTIMIZER, self._note_optimizer_made)
         self._setters.wrap(nn.Module, "_apply", self._note_line_that_cast_weights)
         self._setters.wrap(nn.Module, "register_parameter", self._note_line_that_made_half_weight)
         self._setters.wrap(torch, "set_default_dtype", self._note_default_type_set)
-        self._setters.wrap(*Points.MAKE_AUTOCAST, self._note_autocast_made)
-        self._setters.wrap(*Points.MAKE_SCALER, self._note_scaler_made)
+        self._setters.wrap(*PatchPoints.MAKE_AUTOCAST, self._note_autocast_made)
+        self._setters.wrap(*PatchPoints.MAKE_SCALER, self._note_scaler_made)
         self._events.wrap(torch, "compile", self._compile)
         self._follow_passes()
         self._events.call_at_end(register_optimizer_step_post_hook(self._reset_pass_count).remove)
@@ -98,8 +98,8 @@ class ScriptLedgerWatch:
     def _follow_passes(self) -> None:
         self._follows = True
         self._passes_of_step = Subscriptions(Layer.WATCH)
-        self._passes_of_step.wrap(*Points.FORWARD, self._forward)
-        self._passes_of_step.wrap(*Points.BACKWARD, self._backward)
+        self._passes_of_step.wrap(*PatchPoints.FORWARD, self._forward)
+        self._passes_of_step.wrap(*PatchPoints.BACKWARD, self._backward)
 
     # Who sets what.
 

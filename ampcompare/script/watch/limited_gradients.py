@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ampcompare.base.location import user_location
-from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.base.patches import PatchPoints, Subscriptions
 from ampcompare.guards.checks.clipping import BEHIND_HOOKS
 from ampcompare.guards.detection.gradient_hooks import GradientHooks, follow_tensor_limits
 
@@ -31,7 +31,7 @@ class LimitedGradientsWatch:
         for name in ("apex.amp", "apex.amp.handle"):
             if name in sys.modules:
                 events.wrap(sys.modules[name], "scale_loss", self._scale_loss)
-        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*PatchPoints.BACKWARD, self._backward)
 
     def end_step(self) -> None:
         """Forget whether a loss of the step was scaled."""

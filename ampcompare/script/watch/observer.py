@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
+from ampcompare.base.patches import Layer, PatchPoints, Subscriptions, calling_frame
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
@@ -40,8 +40,8 @@ class ScriptObserver:
         recorder.call_after_each_row(self._end_watched_step_at_row)
         for name in ("apex.amp", "apex.amp.frontend"):
             self._events.wrap(sys.modules[name], "initialize", self._note_initialized_models)
-        self._events.wrap(*Points.BACKWARD, self._backward)
-        self._events.wrap(*Points.ENTER_AUTOCAST, self._see_autocast_entered)
+        self._events.wrap(*PatchPoints.BACKWARD, self._backward)
+        self._events.wrap(*PatchPoints.ENTER_AUTOCAST, self._see_autocast_entered)
         self._events.wrap(torch, "compile", self._note_compile)
         for handle in (
             register_module_forward_pre_hook(self._see_module_entered),

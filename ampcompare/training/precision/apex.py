@@ -16,7 +16,7 @@ from ampcompare.results.records.run import EngineInfo
 from ampcompare.training.precision.base import (
     NO_CONTEXT,
     FixedOutcome,
-    LateOutcomes,
+    LateStepOutcomes,
     Precision,
     Prepared,
     StepOutcome,
@@ -128,7 +128,7 @@ class CompatApex(Apex):
         self._may_be_late = False
         self._is_capturing = False
         self._captured: tuple[list[bool | Tensor], list[float | Tensor]] = [], []
-        self._outcomes = LateOutcomes()
+        self._outcomes = LateStepOutcomes()
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         prepared = super()._prepare(models, optimizers)

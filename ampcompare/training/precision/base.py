@@ -339,7 +339,7 @@ class UnscaleOnce(Precision, abc.ABC):
         return owned_params(optimizer)
 
 
-class LateOutcomes:
+class LateStepOutcomes:
     """Keeps the device scalars of steps, and resolves the steps in order when one of them is read."""
 
     def __init__(self) -> None:
@@ -374,7 +374,7 @@ class _LateOutcome(StepOutcome):
     __slots__ = ("_outcomes", "_resolve", "_resolved", "scalars")
 
     def __init__(
-        self, outcomes: LateOutcomes, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]
+        self, outcomes: LateStepOutcomes, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]
     ) -> None:
         self._outcomes = outcomes
         self._resolve = resolve

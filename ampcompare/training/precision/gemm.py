@@ -36,7 +36,7 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 MAX_NAMED = 8
 
 
-class FormatPlan:
+class LinearFormatPlan:
     """Which linear layers multiply in which formats: `install` in models, `begin` before each of their calls.
 
     A layer multiplies in its formats wherever it would multiply in bf16: in a block of autocast, or with bf16 weights.
@@ -72,7 +72,7 @@ class FormatPlan:
         self._left_out: list[str] = []
         self._kept_names: list[str] = []
 
-    def __deepcopy__(self, memo: Any) -> FormatPlan:
+    def __deepcopy__(self, memo: Any) -> LinearFormatPlan:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class FormatForward(ReplacedForward):
 
     module: nn.Linear
 
-    def __init__(self, layer: nn.Linear, plan: FormatPlan, name: str, *, is_kept: bool) -> None:
+    def __init__(self, layer: nn.Linear, plan: LinearFormatPlan, name: str, *, is_kept: bool) -> None:
         super().__init__(layer, layer.forward)
         self.plan = plan
         self.name = name
@@ -307,7 +307,7 @@ class Gemm(PrecisionWrapper):
 
     def __init__(self, *, device: str = "cpu", over: str = "native:bf16", **options: Any) -> None:
         super().__init__(make_precision(Arm.parse(over.replace("+", ",")), device=device))
-        self.plan = FormatPlan(Arm.make("gemm", over=over, **options))
+        self.plan = LinearFormatPlan(Arm.make("gemm", over=over, **options))
         engine = self.plan.engine
         is_kernel = engine is not None and has_mxfp8_kernel(torch.device(device))
         self.emulated = "" if is_kernel else "gemm"  # products run in fp32

@@ -30,7 +30,7 @@ from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import request_reduction_type
 from ampcompare.training.precision.base import (
     FixedOutcome,
-    LateOutcomes,
+    LateStepOutcomes,
     Precision,
     Prepared,
     StepOutcome,
@@ -111,7 +111,7 @@ class Half(Precision):
         self._scale = init_scale if isinstance(loss_scale, str) else loss_scale
         self._good_steps = 0
         self._on_device: DeviceLossScale | None = None
-        self._outcomes = LateOutcomes()
+        self._outcomes = LateStepOutcomes()
         self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
         self._optimizers: list[Optimizer] = []
         self._weights: dict[int, OptimizerWeights] = {}

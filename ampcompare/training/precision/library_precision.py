@@ -14,7 +14,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.tensors.cuda_casts import cast_as_on_cuda
 from ampcompare.training.precision.base import (
     FixedOutcome,
-    LateOutcomes,
+    LateStepOutcomes,
     StepOutcome,
     UnscaleOnce,
     applied_outcome,
@@ -41,7 +41,7 @@ class LibraryPrecision(UnscaleOnce):
     def _follow_loss_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         self.scaler = scaler
         self._scale = 0.0 if scaler is None else scaler.get_scale()
-        self._outcomes = LateOutcomes()
+        self._outcomes = LateStepOutcomes()
 
     def autocast(self) -> AbstractContextManager[None]:
         return cast_as_on_cuda(self.device_type, self.autocast_lists)

@@ -16,7 +16,7 @@ from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, next_scale_and_good_
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import request_reduction_type
 from ampcompare.training.precision.base import (
-    LateOutcomes,
+    LateStepOutcomes,
     Precision,
     Prepared,
     StepOutcome,
@@ -39,7 +39,7 @@ class _ScaleTracker:
         self.scaler = scaler
         self.scale = scaler.get_scale()
         self.tracker = int(scaler._get_growth_tracker())
-        self._outcomes = LateOutcomes()
+        self._outcomes = LateStepOutcomes()
 
     def outcome_of_step_flags(self, flags: list[Tensor | None]) -> StepOutcome:
         """Return the outcome of a step, from a scalar for each optimizer that is not 0 after an overflow."""

@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.experiment.launch.cell_files import remove_temporary_files
 from ampcompare.experiment.launch.worker import cell
-from ampcompare.experiment.launch.worker.cell import LineFile, record_of_failure
+from ampcompare.experiment.launch.worker.cell import JsonLineFile, record_of_failure
 from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 
@@ -78,7 +78,7 @@ STEP = StepRecord(0, 0, 1.0, (), (), (True,), None, 0.1, 0.1)
 
 def test_steps_that_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that the system takes in parts is written whole."""
-    with LineFile(tmp_path / "steps.jsonl") as steps:
+    with JsonLineFile(tmp_path / "steps.jsonl") as steps:
         whole: Any = steps._file
         monkeypatch.setattr(
             steps, "_file", type("Slow", (), {"write": lambda self, text: whole.write(text[:3])})()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
-from ampcompare.script.replay.one_step import Replay, StepFollower, StepJudged, StepKeeper, read_capsule
+from ampcompare.script.replay.one_step import StepFollower, StepJudged, StepKeeper, StepReplay, read_capsule
 
 TRANSFORMER = """
 import torch
@@ -299,9 +299,9 @@ class Sides:
         self.keeper = watched(script, StepKeeper(str(path), step))
         assert not self.keeper.fault
         self.capsule = read_capsule(str(path))
-        self.base = watched(script, Replay(self.capsule, None, goes_on=True))
+        self.base = watched(script, StepReplay(self.capsule, None, goes_on=True))
 
     def judge(self, script: str) -> ReplayJudgment:
         """Judge another script, or the same one under other settings."""
-        change = watched(script, Replay(self.capsule, self.base.answers, goes_on=True))
+        change = watched(script, StepReplay(self.capsule, self.base.answers, goes_on=True))
         return judge_replay("change", vars(self.base), vars(change))

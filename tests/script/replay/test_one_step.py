@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampcompare.script.replay import one_step
-from ampcompare.script.replay.one_step import Replay, StepJudged, StepKeeper
+from ampcompare.script.replay.one_step import StepJudged, StepKeeper, StepReplay
 from tests.script.replay.steps import (
     CONVOLUTIONS,
     MISTAKES,
@@ -76,7 +76,7 @@ def test_a_script_goes_on_to_the_next_backward_pass_at_most(sides: dict[str, Sid
         ("end", "\n    raise SystemExit"),
     ):
         script = TRANSFORMER.replace(end, f"{end}{added}\n    seen.append({what!r})")
-        change = Replay(mine.capsule, mine.base.answers, goes_on=True)
+        change = StepReplay(mine.capsule, mine.base.answers, goes_on=True)
         change.install()
         with pytest.raises((StepJudged, SystemExit)):
             exec(compile(script, "train.py", "exec"), {"__name__": "__main__", "seen": seen})
@@ -178,7 +178,7 @@ def test_an_optimizer_gets_its_count_of_steps_as_its_torch_keeps_it(
     """As a tensor its bias correction is one of fp32, and another function."""
     mine = sides[TRANSFORMER]
     monkeypatch.setattr(one_step, "VERSION", version)
-    change = watched(TRANSFORMER, Replay(mine.capsule, mine.base.answers))
+    change = watched(TRANSFORMER, StepReplay(mine.capsule, mine.base.answers))
     counts = {type(state["step"]) for state in change.optimizers[0].state.values()}
     assert counts == {kind}
 

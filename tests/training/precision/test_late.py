@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.training.precision.base import LateOutcomes, make_precision
+from ampcompare.training.precision.base import LateStepOutcomes, make_precision
 from tests.host_reads import HostReads
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
@@ -29,7 +29,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_block_is_one_transfer(transfers: list[int]) -> None:
     """The first look at any of twenty outcomes reads the scalars of all, and settles them in the order of the steps."""
-    outcomes, order = LateOutcomes(), []
+    outcomes, order = LateStepOutcomes(), []
 
     def step(place: int) -> Any:
         def settle(values: list[float]) -> Any:

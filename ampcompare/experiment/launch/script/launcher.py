@@ -23,7 +23,7 @@ from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.formatting import format_few_names
 from ampcompare.base.guard_modes import GuardMode
-from ampcompare.base.processes.client import Fork
+from ampcompare.base.processes.client import ForkedProcess
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import exit_code_text
@@ -199,7 +199,9 @@ class ScriptLauncher(ForkServerLauncher):
         """Return why a cell has to be ended; a script that is silent may be in an evaluation."""
         return ""
 
-    def _start_process(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> Fork:
+    def _start_process(
+        self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox
+    ) -> ForkedProcess:
         outside = {**script_cell_environment(config, folder), **self._place.environment}
         at = {CODE_FOLDER: sandbox.path_seen_in_sandbox(outside[CODE_FOLDER])}
         environment = {**outside, **sandbox.environment, **at}
@@ -220,7 +222,7 @@ class ScriptLauncher(ForkServerLauncher):
             lambda server: server.start_fork(function, words, environment=environment), outside
         )
 
-    def _ask_process_to_stop(self, process: Fork) -> None:
+    def _ask_process_to_stop(self, process: ForkedProcess) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
 

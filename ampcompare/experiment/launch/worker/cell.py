@@ -270,7 +270,7 @@ def train_prepared_cell(cell: PreparedCell, on_progress: Callable[[Progress], No
             on_progress(Progress(metrics.num_steps, total, epoch, phase, loss, scale, skipped, seconds))
 
     session.on_phase = report_progress
-    files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
+    files = JsonLineFile(cell.steps_path), JsonLineFile(cell.epochs_path)
     with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, request_stop_at_signals(cell.stop):
         epochs.write(map(_epoch_without_samples, metrics.epochs))  # of the run that this one resumes
         for event in session.train_and_yield_events():
@@ -380,7 +380,7 @@ def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
         yield violations
 
 
-class LineFile:
+class JsonLineFile:
     """Appends records as lines; use it as a context. It is unbuffered, so that every record survives a crash."""
 
     def __init__(self, path: Path) -> None:
@@ -405,7 +405,7 @@ class LineFile:
             f"cannot write {self._path}: {reason}; free some space or choose another --output-dir"
         )
 
-    def __enter__(self) -> LineFile:
+    def __enter__(self) -> JsonLineFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
