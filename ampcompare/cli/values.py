@@ -11,9 +11,9 @@ from ampcompare.base.errors import close_matches
 from ampcompare.base.tensors.type_names import HALF_NAMES
 
 if TYPE_CHECKING:
-    StringChoice = click.DiscreteChoice[str]
+    StringChoice = click.Choice[str]
 else:  # older versions of click, whose types are not generic
-    StringChoice = click.DiscreteChoice
+    StringChoice = click.Choice
 
 
 class WordChoice(StringChoice):

@@ -147,10 +147,10 @@ def test_an_option_follows_its_field(path: str) -> None:
     option, field = OPTIONS[parameter_name_of_setting(path)], _field(path)
     assert isinstance(option, click.Option)
     if get_origin(field.annotation) is Literal:
-        assert isinstance(option.type, click.DiscreteChoice)
+        assert isinstance(option.type, click.Choice)
         assert tuple(option.type.choices) == get_args(field.annotation)
     else:
-        assert not isinstance(option.type, click.DiscreteChoice)
+        assert not isinstance(option.type, click.Choice)
     default = "on" if field.default is True else field.default
     shown = "" if default in (None, False, "none", ()) else f"  [default: {default}]"
     assert option.help == f"{field.description}{shown}"
