@@ -291,6 +291,9 @@ class ScriptFacts(FrozenRecord):
     )
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
     remarks: list[str] = Field([], description="what goes wrong by the script's own lines, as by rounding")
+    rounded_codes: str = Field(
+        "", description="which labels or codes the arm has rounded to others; empty for none"
+    )
     lost_statistics: list[str] = Field(
         [], description="layers whose running statistics are not finite at the end, though their weights are"
     )

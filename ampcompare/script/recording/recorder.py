@@ -363,6 +363,11 @@ class RecordedSteps:
         if CELL_FOLDER not in os.environ:
             say_once(text)
 
+    def add_rounded_codes(self, text: str) -> None:
+        """Record that an arm trains on other labels or codes than the script gives it, as a remark too."""
+        self.add_rounding_remark(text)
+        self.recorder.add_row({"kind": "rounded_codes", "text": text})
+
     def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
         """Return the row of a step that has just ended, or was skipped.
 

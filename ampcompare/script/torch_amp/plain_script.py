@@ -480,6 +480,18 @@ class PlainScriptFollower:
             raise self._torchscript_refusal(module)
         if self._arm_half is not None and self._stand_in.casts_weights:
             self.whole_numbers.note_rounded_inputs(module, args, kwargs, self._arm_half)
+        with self.whole_numbers.follow_inputs():
+            return self._forward_with_casts(half, mode, original, module, args, kwargs)
+
+    def _forward_with_casts(
+        self,
+        half: torch.dtype | None,
+        mode: _WhatScriptLacks,
+        original: Any,
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         if half is not None:
             args, kwargs = cast_floating_tensors((args, kwargs), half)
             return cast_floating_tensors(original(module, *args, **kwargs), torch.float32)

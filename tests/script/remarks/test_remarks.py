@@ -331,7 +331,7 @@ def test_whole_numbers_that_an_arm_rounds_are_named(behind: Any, arm: str, time:
     recorder.call_after_each_row(recorded.append)
     behind(arm, RecordedSteps(recorder))
     _train_by_time(time)
-    found = [row["text"] for row in recorded if row["kind"] == "remark"]
+    found = [row["text"] for row in recorded if row["kind"] == "remark" and "rounds" in row["text"]]
     assert len(found) == bool(change)
     assert not change or f"the whole numbers of time of _Table: {change}; pass them as integers" in found[0]
 
@@ -394,3 +394,91 @@ def test_a_cast_of_the_script_to_the_other_16_bits_is_named(behind: Any) -> None
         model.bfloat16()(torch.ones(2, 8).bfloat16())
     explained = str(stand_in.find_refusal_of_error(raised.value))
     assert "the arm casts the model to fp16 and the script casts tensors itself to bf16" in explained
+
+
+class _Packed(nn.Module):
+    """Gets three features and one more number in one tensor, and returns its loss."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.use = use
+        self.body = nn.Linear(
+            4 if use in ("feature", "decoded") else 3, 5008 if use in ("label", "code") else 1
+        )
+        self.back = nn.Linear(1, 4)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        last = batch[:, 3]
+        out = self.body(batch if self.use in ("feature", "decoded") else batch[:, :3]).float()
+        if self.use == "feature":
+            return nn.functional.mse_loss(out[:, 0], batch[:, 0].float())
+        if self.use == "decoded":  # an autoencoder of features that are whole numbers
+            return (self.back(out.to(batch.dtype)).float() - batch.float()).square().mean()
+        if self.use == "label":
+            return nn.functional.cross_entropy(out, last.long())
+        if self.use == "code":
+            return out.gather(1, last.float().unsqueeze(1).to(torch.int64)).mean()
+        if self.use == "target":
+            return nn.functional.mse_loss(out[:, 0], last.float() / 1000)
+        if self.use == "residual":
+            return (out[:, 0] - last.float().view(last.shape)).square().mean()
+        return (out[:, 0] * (last == 4990)).mean()  # a mask: 4990 is 4992 in bf16
+
+
+def _recorded_rows_of_packed(behind: Any, use: str, number: float, arm: str) -> list[dict[str, Any]]:
+    recorder = Recorder(None, {})
+    recorded: list[dict[str, Any]] = []
+    recorder.call_after_each_row(recorded.append)
+    behind(arm, RecordedSteps(recorder))
+    model = _Packed(use)
+    optimizer = SGD(model.parameters(), 1e-9)
+    for _ in range(2):
+        features = torch.full((4, 3), 2.0) if use == "decoded" else torch.randn(4, 3)
+        model(torch.cat([features, torch.full((4, 1), number)], 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return recorded
+
+
+@pytest.mark.parametrize("arm", ["half:bf16", "apex:O2"])
+@pytest.mark.parametrize("use", ["label", "code", "target", "residual", "mask"])
+def test_labels_and_codes_that_an_arm_rounds_are_told_from_features(behind: Any, use: str, arm: str) -> None:
+    """They are others then, so that the arm trains something else; a number that the type holds is none."""
+    rows = _recorded_rows_of_packed(behind, use, 4999.0, arm)
+    found = [row["text"] for row in rows if row["kind"] == "rounded_codes"]
+    if use == "mask" and arm == "apex:O2":  # neither is it equal in fp16
+        assert found == []
+        return
+    read = 4992 if arm == "half:bf16" else 5000
+    (text,) = found
+    after = f"{read / 1000:.6g}" if use == "target" else f"{read}"
+    assert text.startswith(f"{arm} trains on other labels or codes than the script gives it: ")
+    assert f"becomes {after} (" in text
+    assert "test_remarks.py:" in text
+    assert [row["text"] for row in rows if row["kind"] == "remark" and row["text"] == text] == [text]
+
+
+@pytest.mark.parametrize(
+    ("use", "number"), [("feature", 4999.0), ("decoded", 4999.0), ("label", 4992.0), ("target", 256.0)]
+)
+def test_features_that_an_arm_rounds_are_no_codes(behind: Any, use: str, number: float) -> None:
+    """They lose digits as every number does, also where a model has to give them back."""
+    rows = _recorded_rows_of_packed(behind, use, number, "half:bf16")
+    assert [row for row in rows if row["kind"] == "rounded_codes"] == []
+    assert any("whole numbers" in row.get("text", "") for row in rows) == (number == 4999)
+
+
+def test_a_compiled_model_is_one_graph_with_the_watch(behind: Any) -> None:
+    """That its inputs are rounded is said all the same."""
+    recorder = Recorder(None, {})
+    recorded: list[dict[str, Any]] = []
+    recorder.call_after_each_row(recorded.append)
+    behind("half:bf16", RecordedSteps(recorder))
+    model = _Packed("target")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    optimizer = SGD(model.parameters(), 1e-9)
+    for _ in range(2):
+        compiled(torch.cat([torch.randn(4, 3), torch.full((4, 1), 4999.0)], 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert any("rounds the whole numbers" in row.get("text", "") for row in recorded)

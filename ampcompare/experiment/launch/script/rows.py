@@ -50,6 +50,7 @@ class ScriptRows:
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    rounded_codes: str = ""
     guards: list[str] = field(default_factory=list)
     lost_statistics: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class ScriptRows:
             seeds=self.seeds,
             notes=self.notes,
             remarks=self.remarks,
+            rounded_codes=self.rounded_codes,
             lost_statistics=self.lost_statistics,
         )
 
@@ -124,6 +126,8 @@ def _add_row(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.notes.append(row["text"])
     elif kind == "remark":
         rows.remarks.append(row["text"])
+    elif kind == "rounded_codes":
+        rows.rounded_codes = row["text"]
     elif kind == "guard":
         rows.guards.append(row["text"])
     elif kind == "setup":

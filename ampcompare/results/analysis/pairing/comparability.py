@@ -71,7 +71,7 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
 
 def incomparable_quality_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the quality of pairs cannot be compared; an empty one if they can."""
-    return _incomparable_verdict(pairing, quality_incomparable_reason)
+    return _incomparable_verdict(pairing, quality_incomparable_reason, _rounded_codes_reason)
 
 
 def incomparable_time_verdict(pairing: Pairing) -> Verdict:
@@ -117,6 +117,12 @@ def quality_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_so
         or _unlike_validation_or_updates_reason(arm.summary, reference.summary)
         or (_unlike_environments_reason(SOFTWARE[:1], arm, reference) if same_software else "")
     )
+
+
+def _rounded_codes_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
+    """Return that one of two runs was trained on other labels or codes than its script gave it; "" if none was."""
+    found = (run.script.rounded_codes for run in (arm, reference) if run.script is not None)
+    return next(filter(None, found), "")
 
 
 def _incomparable_times_verdict(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> Verdict:

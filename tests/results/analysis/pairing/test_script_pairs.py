@@ -190,3 +190,22 @@ def test_what_a_script_prints_has_its_digits(printed: float, word: str) -> None:
     ]
     row = make_comparison(records, arms=["fp32", "half"]).arms[1]
     assert str(row.quality).startswith(word)
+
+
+@pytest.mark.parametrize("rounds", ["half", "fp32"])
+def test_an_arm_that_rounds_labels_has_no_verdict_on_its_quality(rounds: str) -> None:
+    """It trains something else than the arm that it is compared with; one run of a side is enough."""
+    text = "half trains on other labels or codes than the script gives it: 4999 becomes 4992 (train.py:3)"
+    records = [
+        _scored(arm, seed, 3.0 + 0.1 * seed, "points").model_copy(
+            update={
+                "script": ScriptFacts(
+                    weights=["w"], rounded_codes=text if arm == rounds and seed == 2 else ""
+                )
+            }
+        )
+        for arm in ("fp32", "half")
+        for seed in range(6)
+    ]
+    row = make_comparison(records, arms=["fp32", "half"]).arms[1]
+    assert str(row.quality) == f"not comparable ({text})"
