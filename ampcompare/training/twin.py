@@ -1,5 +1,6 @@
 """A twin: the same training from weights changed by one part in 512, as much as bf16 rounds.
 
+A 16-bit weight that such a change leaves as it is, as it does each one of bf16, changes by one unit in its last place.
 How far it ends from the training itself is the least difference that this training can tell.
 """
 
@@ -15,7 +16,7 @@ PART = 2.0**-9
 
 @torch.no_grad()
 def perturb_weights(weights: Iterable[Tensor], generator: torch.Generator | None = None) -> None:
-    """Change each number by one part in 512, up or down at random, in place.
+    """Change each number by one part in 512, or a 16-bit one at least to the next of its type, at random, in place.
 
     Args:
         weights: those that are not floating stay as they are.
@@ -25,7 +26,12 @@ def perturb_weights(weights: Iterable[Tensor], generator: torch.Generator | None
     for weight in weights:
         if weight.is_floating_point():
             signs = torch.randint(0, 2, weight.shape, generator=generator).to(weight.device) * 2 - 1
-            weight.add_((weight.float() * PART * signs).to(weight.dtype))
+            changed = weight + (weight.float() * PART * signs).to(weight.dtype)
+            if weight.element_size() == 2:
+                neighbors = (weight.view(torch.int16) + signs.to(torch.int16)).view(weight.dtype)
+                changed = torch.where((changed == weight) & (weight != 0), neighbors, changed)
+                changed = torch.where(changed.isfinite(), changed, weight)
+            weight.copy_(changed)
 
 
 def perturb_weights_given_to_optimizers() -> Callable[[], None]:

@@ -19,6 +19,21 @@ def test_each_weight_moves_by_one_part_in_512() -> None:
     assert set(first.tolist()) == {1 + 2.0**-9, 1 - 2.0**-9}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_each_16_bit_weight_moves(dtype: torch.dtype) -> None:
+    """Also where one part in 512 is below half a unit in the last place; zeros and what is not finite stay."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    weights = every[every.isfinite()]
+    moved = weights.clone()
+    perturb_weights([moved])
+    last = weights.abs() >= torch.finfo(dtype).max / 1.01  # of which some would be infinite
+    assert torch.equal((moved == weights)[~last], (weights == 0)[~last])
+    assert bool(moved.isfinite().all())
+    normal = weights.abs() >= torch.finfo(dtype).smallest_normal
+    share = (moved.double() / weights.double() - 1).abs()[normal & ~last]
+    assert float(share.max()) <= max(2.0**-9 * 1.6, torch.finfo(dtype).eps)
+
+
 def test_what_an_optimizer_gets_changes_once() -> None:
     """A second optimizer of the same weights finds them changed, and later ones are left as they are."""
     layer, other = torch.nn.Linear(4, 4), torch.nn.Linear(2, 2)
