@@ -46,7 +46,7 @@ def make_session(name: str) -> None:
     pins = lowest if name == "lowest" else [f"torch=={torch}", f"torchvision=={torchvision}"]
 
     @nox.session(name=name, python=interpreter(python))
-    def test(session: nox.TrainingSession) -> None:
+    def test(session: nox.Session) -> None:
         free = shutil.disk_usage(".").free / 1e9
         if free < GIGABYTES and not glob.glob(
             f"{session.virtualenv.location}/lib/python*/site-packages/torch"
@@ -67,7 +67,7 @@ def make_stack_session(name: str) -> None:
 
     # virtualenv knows no Python that old
     @nox.session(name=name, python=interpreter(python), venv_backend="venv")
-    def test(session: nox.TrainingSession) -> None:
+    def test(session: nox.Session) -> None:
         session.install(f"torch=={torch}", "numpy<2")
         there = f"{session.virtualenv.bin}/python"
         words = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", RECORDER]
