@@ -168,7 +168,7 @@ def _sum(named: list[bool | None]) -> str:
 
 @click.command()
 @click.option(
-    "--part", type=click.DiscreteChoice(["faults", "cost", "all"]), default="all", show_default=True
+    "--part", type=click.Choice(["faults", "cost", "all"]), default="all", show_default=True
 )
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--steps", default=8, show_default=True)

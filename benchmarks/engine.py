@@ -255,7 +255,7 @@ TITLE = "Host time of the engine"
 @click.option("--repetitions", default=3, show_default=True, help="times that fresh processes are made")
 @click.option("--share", default=1.0, show_default=True, help="of the usual number of rounds")
 @click.option("--models", default="tiny,deep,medium", show_default=True)
-@click.option("--device", type=click.DiscreteChoice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--apex-src", default=None, envvar="APEX_SRC", help="folder that holds apex/, release 25.05")
 @click.option("--out", default=None, help="write OUT.json and OUT.md")
 @click.option("--page", is_flag=True, help="only write OUT.md again, from OUT.json")

@@ -244,10 +244,10 @@ def _count(step: Callable[[], None], limits: Limits, optimizer: torch.optim.Opti
 
 @click.command(help=__doc__)
 @click.option("--arch", default="resnet50", show_default=True, help="A model of ampcompare.")
-@click.option("--optimizer", type=click.DiscreteChoice(list(OPTIMIZERS)), default="sgd", show_default=True)
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option(
     "--limits",
-    type=click.DiscreteChoice(["4096", "32768"]),
+    type=click.Choice(["4096", "32768"]),
     default="4096",
     help="Bytes of kernel arguments.",
 )

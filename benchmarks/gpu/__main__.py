@@ -31,7 +31,7 @@ NEEDED = (
 @click.option(
     "--part",
     "parts",
-    type=click.DiscreteChoice(PARTS),
+    type=click.Choice(PARTS),
     multiple=True,
     help="Repeat it.  [default: all, in order]",
 )

@@ -20,7 +20,7 @@ STUDIES = ("verdicts", "loss_curve", "order", "new_images", "gates", "aa")
 
 
 @click.command()
-@click.argument("name", type=click.DiscreteChoice(STUDIES))
+@click.argument("name", type=click.Choice(STUDIES))
 @click.option("--part", "parts", multiple=True, help="A table of it.  [default: all]")
 @click.option("--replicates", type=int, help="Comparisons that are drawn, or trained, for a cell.")
 @click.option(
