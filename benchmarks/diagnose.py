@@ -167,9 +167,7 @@ def _sum(named: list[bool | None]) -> str:
 
 
 @click.command()
-@click.option(
-    "--part", type=click.Choice(["faults", "cost", "all"]), default="all", show_default=True
-)
+@click.option("--part", type=click.Choice(["faults", "cost", "all"]), default="all", show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--steps", default=8, show_default=True)
 @click.option("--note", default="", help="What else a reader must know of the machine, such as its load.")
