@@ -518,48 +518,48 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
     )
     if events[origin].key[3] == "forward" and _is_nonfinite_result(events[origin]):
         return _swallowed_overflow_fault(facts, origin, at)
+    path = _places_on_path(events, origin, at)
+    severity = _error_capped_to_finite(worst)
     lost = max(share_lost_to_zero(events[origin]), share_lost_to_zero(events[at]))
-    is_underflow = events[origin].key[3] != "forward" and lost > UNDERFLOW
-    kind: FaultKind = "underflow" if is_underflow else "rounding"
-    name, first = operation_place_of(worst.key).name, operation_place_of(events[origin].key).name
-    rounded = None if is_underflow else _find_index_of_amplified_argument(events, origin)
-    if kind == "underflow":
-        at_origin = share_lost_to_zero(events[origin]) > share_lost_to_zero(worst)
-        share, what = (
-            (share_lost_to_zero(events[origin]), "its results")
-            if at_origin
-            else (share_lost_to_zero(worst), f"the gradient of {name}")
-        )
-        text = (
-            f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are "
-            "zero in the arm alone"
-        )
-        if at_origin:
-            text += f", and the gradient of {name} {_distance_from_fp32_text(worst)}"
-    elif rounded is not None:
-        rounding = format_rough_percent_number(error_of_event(events[rounded]))
-        how = (
-            f"rounds its result by {rounding}"
-            if events[rounded].dtype in HALF_DTYPES
-            else f"differs from fp32 by {rounding}"
-        )
-        text = (
-            f"{operation_place_of(events[rounded].key).name} {how} % of its size, "
-            f"which {first} amplifies: {name} {_distance_from_fp32_text(worst)}"
-        )
-        origin = rounded
-    else:
+    if events[origin].key[3] != "forward" and lost > UNDERFLOW:
+        text = _underflow_text(events[origin], worst)
+        return _make_fault("underflow", facts, origin, text, path, severity=severity)
+    first, name = operation_place_of(events[origin].key).name, operation_place_of(worst.key).name
+    begin = _find_index_of_amplified_argument(events, origin)
+    if begin is None:
+        begin = origin
         text = f"{first} makes or amplifies rounding errors: {name} {_distance_from_fp32_text(worst)}"
-    cast = None if is_underflow else _cast_buffer_reason(events, origin)
-    return _make_fault(
-        kind,
-        facts,
-        origin,
-        text,
-        _places_on_path(events, origin, at),
-        severity=_error_capped_to_finite(worst),
-        reason=cast,
+    else:
+        text = (
+            f"{_rounded_argument_text(events[begin])}, which {first} amplifies: {name} "
+            f"{_distance_from_fp32_text(worst)}"
+        )
+        path = _places_on_path(events, begin, at)
+    reason = _cast_buffer_reason(events, begin)
+    return _make_fault("rounding", facts, begin, text, path, severity=severity, reason=reason)
+
+
+def _underflow_text(origin: OperationResult, worst: OperationResult) -> str:
+    """Return where gradients are lost to zero: where the error begins, or in the gradient that is furthest off."""
+    first, name = operation_place_of(origin.key).name, operation_place_of(worst.key).name
+    at_origin, at_worst = share_lost_to_zero(origin), share_lost_to_zero(worst)
+    share, what = (
+        (at_origin, "its results") if at_origin > at_worst else (at_worst, f"the gradient of {name}")
     )
+    text = (
+        f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are "
+        "zero in the arm alone"
+    )
+    if at_origin <= at_worst:
+        return text
+    return f"{text}, and the gradient of {name} {_distance_from_fp32_text(worst)}"
+
+
+def _rounded_argument_text(event: OperationResult) -> str:
+    """Return by how much a result is rounded that a function amplifies."""
+    how = "rounds its result" if event.dtype in HALF_DTYPES else "differs from fp32"
+    rounding = format_rough_percent_number(error_of_event(event))
+    return f"{operation_place_of(event.key).name} {how} by {rounding} % of its size"
 
 
 def _find_index_of_amplified_argument(events: Sequence[OperationResult], origin: int) -> int | None:

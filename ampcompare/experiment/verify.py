@@ -123,13 +123,7 @@ class _Verification:
             f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.step_counts_text()}"
         )
         if not rewritten.applied and not rewritten.losses:
-            if not original.losses:
-                raise LaunchError(NO_LOSS_SCALED)
-            made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
-            self._say(
-                f"fp16: {DIFFERENT}; the rewritten script scaled no loss in {made}: its switch for fp16 did not act"
-            )
-            return self._print_different_verdict()
+            return self._print_verdict_of_idle_rewrite(original, rewritten)
 
         unpaired = "" if self._stack is None else self._say_starts_and_why_unpaired(original, rewritten)
         verdict, lines = self._compare_with_twin_if_different(original, rewritten)
@@ -145,18 +139,32 @@ class _Verification:
         mistakes = _mistakes_few_steps_hide(migrations)
         self._say_lines(mistakes)
 
-        if unpaired and verdict == DIFFERENT:
+        if verdict == DIFFERENT:
+            if not unpaired:
+                return self._print_different_verdict()
             self._say(f"verdict: cannot tell, since {unpaired}")
             return 1
-        if mistakes and verdict != DIFFERENT:
+        if mistakes:
             self._say(
                 f"verdict: {verdict} in these steps, but the lines above raise an error on a GPU: correct them first"
             )
             return 1
-        if verdict == DIFFERENT:
-            return self._print_different_verdict()
         self._print_usable_verdict(verdict, without, migrations, is_of_level=is_of_level)
         return 0
+
+    def _print_verdict_of_idle_rewrite(self, original: ScriptRun, rewritten: ScriptRun) -> int:
+        """Print that a rewritten script scaled no loss, and return the exit code.
+
+        Raises:
+            LaunchError: the unchanged script scaled none either.
+        """
+        if not original.losses:
+            raise LaunchError(NO_LOSS_SCALED)
+        made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
+        self._say(
+            f"fp16: {DIFFERENT}; the rewritten script scaled no loss in {made}: its switch for fp16 did not act"
+        )
+        return self._print_different_verdict()
 
     def _say_lines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -272,24 +272,36 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
                 _refuse_optimizer_setting(config.name, name, getattr(config, name), parameters)
         if any(group.weight_decay for group in config.groups):
             _refuse_optimizer_setting(config.name, "groups.weight_decay", "set", parameters)
-    if config.implementation != "default":
-        is_loop = config.implementation == "for-loop"
-        argument = "foreach" if is_loop else config.implementation
-        if argument not in parameters:
-            raise UnsupportedCombination(
-                f"optimizer {config.name} has no implementation {config.implementation}; leave out "
-                "--optimizer-implementation"
-            )
-        arguments[argument] = not is_loop
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    arguments |= _implementation_argument(config, parameters)
+    return {**arguments, **_own_arguments(config, parameters)}
+
+
+def _implementation_argument(
+    config: OptimizerConfig, parameters: Mapping[str, inspect.Parameter]
+) -> dict[str, bool]:
+    """Return the argument that chooses an implementation of torch, such as fused; none for the default."""
+    if config.implementation == "default":
+        return {}
+    is_loop = config.implementation == "for-loop"
+    argument = "foreach" if is_loop else config.implementation
+    if argument not in parameters:
+        raise UnsupportedCombination(
+            f"optimizer {config.name} has no implementation {config.implementation}; leave out "
+            "--optimizer-implementation"
+        )
+    return {argument: not is_loop}
+
+
+def _own_arguments(config: OptimizerConfig, parameters: Mapping[str, inspect.Parameter]) -> Mapping[str, Any]:
+    """Return the arguments that no setting has, as they are given; one that the optimizer lacks is refused."""
+    is_open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     known = [name for name in parameters if name not in ("self", *OWN_SETTINGS)]
-    for name, value in config.args.items():
-        if name not in known and not open_ended:
+    for name in config.args:
+        if name not in known and not is_open_ended:
             raise ConfigError(
                 f"optimizer {config.name} has no argument {name!r}; {suggestion_text(name, known)}"
             )
-        arguments[name] = value
-    return arguments
+    return config.args
 
 
 def _parameters_of_factory(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

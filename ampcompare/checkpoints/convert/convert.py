@@ -364,10 +364,7 @@ def convert_file(
         raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")
     if static_scale and to != "native":
         raise ConversionError("--static-scale is said of a loss scale of Apex; it needs --to native")
-    if target.suffix == ".safetensors":
-        raise ConversionError(f"{target} would be no safetensors file, but an archive of torch; name it *.pt")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise ConversionError(f"{source} would be overwritten; name another file")
+    _refuse_target(target, source)
     root, left_out, changed = load_any_checkpoint(source)
     with translate_parser_errors(source), torch.no_grad():
         parts = contents_by_kind(root)
@@ -384,15 +381,27 @@ def convert_file(
             for place in left_out
         ]
         if legacy_layout and parts.is_of_ampcompare:
-            known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
-            filled = [key for key, value in result.state.items() if value not in (None, {}, [])]
-            result.lost += [f"{key}: an Apex script does not save it" for key in filled if key not in known]
-            result.state, result.arm = state_in_apex_layout(result.state), None
+            _leave_what_apex_script_saves(result)
     if parts.is_of_ampcompare and not legacy_layout:
         write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})
     else:
         write_pickle(target, result.state)
     return result
+
+
+def _refuse_target(target: Path, source: Path) -> None:
+    if target.suffix == ".safetensors":
+        raise ConversionError(f"{target} would be no safetensors file, but an archive of torch; name it *.pt")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise ConversionError(f"{source} would be overwritten; name another file")
+
+
+def _leave_what_apex_script_saves(result: ConvertedCheckpoint) -> None:
+    """Bring the state of an ampcompare checkpoint into the layout of an Apex script; note what that lacks as lost."""
+    known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
+    filled = [key for key, value in result.state.items() if value not in (None, {}, [])]
+    result.lost += [f"{key}: an Apex script does not save it" for key in filled if key not in known]
+    result.state, result.arm = state_in_apex_layout(result.state), None
 
 
 def load_any_checkpoint(path: Path) -> PlainContents:

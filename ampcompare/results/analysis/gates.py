@@ -193,28 +193,22 @@ def gate_outcomes(
         runs = [record for record in comparison.records if record.arm == row.arm]
         is_itself = any(run[1] is not None and run in known for run in map(_key_of_run, runs))
         for gate in gates:
-            if gate.measure not in COUNTS and (is_itself or base is None):
-                if is_itself:
+            if gate.measure in COUNTS or not (is_itself or base is None):
+                if isinstance(gate, VerdictGate):
+                    verdict = judged[gate.measure].get(row.arm, Verdict())
+                    checks.append(_gate_outcome_of_verdict(gate, row.arm, verdict))
+                else:
+                    is_metric = gate.measure not in (*RATIOS, *COUNTS)
+                    metric = _metric_of_measure(gate.measure, gate.text, metrics) if is_metric else None
+                    same = baseline is None
                     checks.append(
-                        GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}")
+                        _gate_outcome_of_limit(gate, metric, row, runs, base or [], same_software=same)
                     )
-                elif baseline is not None:  # else the arm is the reference itself
-                    checks.append(GateOutcome(row.arm, gate.text, skipped="the baseline has no such arm"))
-            elif isinstance(gate, VerdictGate):
-                checks.append(
-                    _gate_outcome_of_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict()))
-                )
-            else:
-                metric = (
-                    None
-                    if gate.measure in (*RATIOS, *COUNTS)
-                    else _metric_of_measure(gate.measure, gate.text, metrics)
-                )
-                checks.append(
-                    _gate_outcome_of_limit(
-                        gate, metric, row, runs, base or [], same_software=baseline is None
-                    )
-                )
+            elif is_itself:
+                failure = f"{gate.measure} is unknown: {SAME_RUNS}"
+                checks.append(GateOutcome(row.arm, gate.text, failure=failure))
+            elif baseline is not None:  # else the arm is the reference itself
+                checks.append(GateOutcome(row.arm, gate.text, skipped="the baseline has no such arm"))
     return checks
 
 

@@ -27,27 +27,9 @@ def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_
         facts: what was seen of the script.
         seed_option: of the script, if it has one.
     """
-    calls = (None if facts is None else facts.seeds) or []
-    fixed = [call for call in calls if call.kind == "global" and call.seed]
-    pass_on = (
-        f"--seed-arg={seed_option} passes it on"
-        if seed_option
-        else "pass it on with --seed-arg, or as {seed}"
-    )
     if script.shift_seeds is None:
-        if facts is None or facts.seeds is None:
-            return SEEDS_ITSELF
-        if not fixed:
-            others = "generators of its own, which --shift-seeds all shifts"
-            sources = [*_unshiftable_generators(calls), "files", "fixed numbers", others]
-            return (
-                "the script seeds no global generator, so its first weights and batches come from "
-                f"{_alternatives_text(sources)}; or {pass_on}"
-            )
-        return (
-            f"the script seeds {format_few_names(seed_line_texts(fixed))}: --shift-seeds shifts that for each "
-            f"seed, or {pass_on}"
-        )
+        return _why_unshifted_seeds_are_one_run(facts, seed_option)
+    calls = (None if facts is None else facts.seeds) or []
     own = [call for call in calls if call.kind == "own"]
     if own and script.shift_seeds == "global":
         return (
@@ -55,18 +37,37 @@ def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_
             "--shift-seeds all shifts"
         )
     loaded = [f"{call.function} in {call.place}" for call in calls if call.kind == "load"]
-    shifted = [call for call in calls if call.used] or fixed
-    said = (
-        f"{format_few_names(seed_line_texts(shifted))} decides"
-        if shifted
-        else "the script seeds no generator that decides"
-    )
+    shifted = [call for call in calls if call.used] or _fixed_global_seeds(calls)
+    if shifted:
+        said = f"{format_few_names(seed_line_texts(shifted))} decides neither first weights nor batches"
+    else:
+        said = "the script seeds no generator that decides first weights or batches"
     files = f"files ({format_few_names(loaded)})" if loaded else "files"
-    neither = "neither first weights nor batches" if shifted else "first weights or batches"
+    sources = [*_unshiftable_generators(calls), files, "fixed numbers in a fixed order"]
+    return f"{said}, which come from {_alternatives_text(sources)}"
+
+
+def _why_unshifted_seeds_are_one_run(facts: ScriptFacts | None, seed_option: str) -> str:
+    """Return why runs of a script are one run where nothing shifts what it seeds."""
+    if facts is None or facts.seeds is None:
+        return SEEDS_ITSELF
+    if seed_option:
+        pass_on = f"--seed-arg={seed_option} passes it on"
+    else:
+        pass_on = "pass it on with --seed-arg, or as {seed}"
+    if fixed := _fixed_global_seeds(facts.seeds):
+        lines = format_few_names(seed_line_texts(fixed))
+        return f"the script seeds {lines}: --shift-seeds shifts that for each seed, or {pass_on}"
+    others = "generators of its own, which --shift-seeds all shifts"
+    sources = [*_unshiftable_generators(facts.seeds), "files", "fixed numbers", others]
     return (
-        f"{said} {neither}, which come from "
-        f"{_alternatives_text([*_unshiftable_generators(calls), files, 'fixed numbers in a fixed order'])}"
+        "the script seeds no global generator, so its first weights and batches come from "
+        f"{_alternatives_text(sources)}; or {pass_on}"
     )
+
+
+def _fixed_global_seeds(calls: Sequence[SeedCall]) -> list[SeedCall]:
+    return [call for call in calls if call.kind == "global" and call.seed]
 
 
 def _unshiftable_generators(calls: Sequence[SeedCall]) -> list[str]:
