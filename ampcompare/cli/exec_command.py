@@ -323,9 +323,9 @@ def _run_script_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: b
 def _say_shifted_seeds() -> None:
     """Write which seeds of a script have an offset to stderr."""
     from ampcompare.results.analysis.pairing.seeding import seed_line_texts
-    from ampcompare.script.arm_process import shifted_seed_calls
+    from ampcompare.script.arm_process import recorded_seed_calls
 
-    calls = shifted_seed_calls()
+    calls = recorded_seed_calls()
     for words, found in (
         ("seeds shifted", [call for call in calls if call.used]),
         ("seeds as written", [call for call in calls if call.seed and not call.used]),
@@ -339,9 +339,9 @@ def _say_ledger_or_ineffective_options(arm: Arm, *, whole: bool) -> None:
     from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.report.documents.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
-    from ampcompare.script.arm_process import find_script_ledger
+    from ampcompare.script.arm_process import end_and_find_script_ledger
 
-    found = find_script_ledger()
+    found = end_and_find_script_ledger()
     if whole and found is None:
         click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
     elif whole and found is not None:

@@ -95,7 +95,7 @@ def holds(
     if inputs is None and loss is not None:
         raise ConfigError("loss is of a module or function with inputs; a training loop has its own")
     conditions = LoopConditions(steps=steps, device=str(resolve_device(device)), seed=seed)
-    check = _LoopAndFp32Figures(
+    check = _LoopComparedWithFp32(
         subject if inputs is None else _make_loop_over_subject(subject, inputs, loss, conditions.device),
         conditions,
         rtol=rtol,
@@ -176,7 +176,7 @@ class DoesNotHold(AssertionError):
 
 
 @dataclass
-class _LoopAndFp32Figures:
+class _LoopComparedWithFp32:
     """A training loop, and what it gives in fp32."""
 
     loop: Loop

@@ -128,11 +128,11 @@ def find_largest_batches(search: BatchSearchTerms, launcher: Launcher) -> list[B
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
         raise _no_limit_error()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
-        searches = [_ArmSearch(search, config, launcher, Path(folder)) for config in search.configs]
+        searches = [_LargestBatchSearch(search, config, launcher, Path(folder)) for config in search.configs]
         return [each.search_limit(faults.get(each.config.arm_with_stack)) for each in searches]
 
 
-class _ArmSearch:
+class _LargestBatchSearch:
     """The search for the largest batch of one arm."""
 
     def __init__(self, search: BatchSearchTerms, config: RunConfig, launcher: Launcher, folder: Path) -> None:

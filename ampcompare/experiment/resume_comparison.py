@@ -166,17 +166,21 @@ def run_error_text(record: Path, text: str = "") -> str:
     return next(iter(errors), lines[-1] if lines else "it wrote nothing")
 
 
-def compare_traces(unbroken: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> ResumptionComparison:
-    """Compare a run without a break with the steps of one that was started again behind `broken.stopped` steps."""
-    assert broken.stopped is not None
-    at = broken.stopped
+def compare_traces(
+    unbroken: ResumeTrace, interrupted: ResumeTrace, resumed: ResumeTrace
+) -> ResumptionComparison:
+    """Compare a run without a break with the steps of one that was started again behind `interrupted.stopped` steps."""
+    assert interrupted.stopped is not None
+    at = interrupted.stopped
     if resumed.steps and at and _is_started_from_scratch(unbroken, resumed, at):
         found = [
-            RoleDifference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))
+            RoleDifference(
+                "weights", at + 1, "all, as in the first step", _why_not_resumed(interrupted, resumed)
+            )
         ]
         answer, parted = ResumptionAnswer.NOT_RESUMED, distance_of_last_losses(unbroken, resumed)
     else:
-        found = _first_difference_of_each_role(unbroken, at, broken, resumed)
+        found = _first_difference_of_each_role(unbroken, at, interrupted, resumed)
         answer = _answer_from_differences(found, unbroken, at, resumed)
         # those of other steps tell nothing
         parted = None if resumed.error else distance_of_last_losses(unbroken, resumed)
@@ -184,7 +188,7 @@ def compare_traces(unbroken: ResumeTrace, broken: ResumeTrace, resumed: ResumeTr
 
 
 def _first_difference_of_each_role(
-    unbroken: ResumeTrace, break_step: int, broken: ResumeTrace, resumed: ResumeTrace
+    unbroken: ResumeTrace, break_step: int, interrupted: ResumeTrace, resumed: ResumeTrace
 ) -> list[RoleDifference]:
     """Return the first difference of each role, those of the first steps first."""
     shift = _num_steps_count_is_behind(unbroken, break_step, resumed)
@@ -198,7 +202,7 @@ def _first_difference_of_each_role(
             and _is_role_shifted(role, unbroken, break_step, resumed, shift)
         ):
             continue
-        difference = _first_difference_of_role(role, unbroken, break_step, broken, resumed)
+        difference = _first_difference_of_role(role, unbroken, break_step, interrupted, resumed)
         if difference is not None:
             found.append(difference)
     if lost := _num_lost_forward_passes(unbroken, break_step, resumed):
@@ -207,7 +211,7 @@ def _first_difference_of_each_role(
         text = f"{lost} of {len(unbroken.steps[break_step].batches)} forward passes left out"
         found.append(
             RoleDifference(
-                "steps", break_step + 1, text, f"{MIDDLE}{_line_of_last_row_in_brackets(broken.saves)}"
+                "steps", break_step + 1, text, f"{MIDDLE}{_line_of_last_row_in_brackets(interrupted.saves)}"
             )
         )
     made, left = len(resumed.steps), len(unbroken.steps[break_step:])
@@ -303,8 +307,8 @@ def _is_started_from_scratch(unbroken: ResumeTrace, resumed: ResumeTrace, break_
     return bool(first == begun != unbroken.steps[min(break_step, len(unbroken.steps) - 1)].state["weights"])
 
 
-def _why_not_resumed(broken: ResumeTrace, resumed: ResumeTrace) -> str:
-    saved = {row["path"] for row in broken.saves}
+def _why_not_resumed(interrupted: ResumeTrace, resumed: ResumeTrace) -> str:
+    saved = {row["path"] for row in interrupted.saves}
     loads = [row for row in resumed.loads if row["path"] in saved]
     if not loads:
         return "the script loads none of its files: it needs arguments that name one, by --resume-args"
@@ -325,10 +329,10 @@ def distance_of_last_losses(unbroken: ResumeTrace, other: ResumeTrace) -> float 
 
 
 def _first_difference_of_role(
-    role: str, unbroken: ResumeTrace, break_step: int, broken: ResumeTrace, resumed: ResumeTrace
+    role: str, unbroken: ResumeTrace, break_step: int, interrupted: ResumeTrace, resumed: ResumeTrace
 ) -> RoleDifference | None:
     if role == "averages":
-        return _first_differing_average(unbroken, break_step, broken, resumed)
+        return _first_differing_average(unbroken, break_step, interrupted, resumed)
     for index, (first, second) in enumerate(zip(unbroken.steps[break_step:], resumed.steps, strict=False)):
         if not second.has_ended and role in ("batches", "loss"):
             break
@@ -345,10 +349,12 @@ def _first_difference_of_role(
             if (
                 role == "masters"
                 and index
-                and (half := _remade_masters_type(unbroken.steps[break_step], resumed.steps[0]))
+                and (half := _weight_type_behind_remade_masters(unbroken.steps[break_step], resumed.steps[0]))
             ):
                 return RoleDifference(role, break_step + 1, what, MADE_AGAIN.format(half))
-            cause = _why_role_differs(role, what, break_step + index, break_step, unbroken, broken, resumed)
+            cause = _why_role_differs(
+                role, what, break_step + index, break_step, unbroken, interrupted, resumed
+            )
             return RoleDifference(role, break_step + index + 1, what, cause)
     return None
 
@@ -366,7 +372,7 @@ def _has_masters(trace: ResumeTrace) -> bool:
 
 
 def _first_differing_average(
-    unbroken: ResumeTrace, break_step: int, broken: ResumeTrace, resumed: ResumeTrace
+    unbroken: ResumeTrace, break_step: int, interrupted: ResumeTrace, resumed: ResumeTrace
 ) -> RoleDifference | None:
     """Return the first copy of the weights that follows them from step to step, and is another one at the break.
 
@@ -387,12 +393,12 @@ def _first_differing_average(
         ):
             cause = "the average of the weights is not restored: it is not in the file, or not loaded"
             return RoleDifference(
-                "averages", break_step + 1, name, f"{cause}{_line_of_last_row_in_brackets(broken.saves)}"
+                "averages", break_step + 1, name, f"{cause}{_line_of_last_row_in_brackets(interrupted.saves)}"
             )
     return None
 
 
-def _remade_masters_type(due: TracedStep, first: TracedStep) -> str:
+def _weight_type_behind_remade_masters(due: TracedStep, first: TracedStep) -> str:
     """Return the type of the weights from which masters are made behind the first step's start; "" for none."""
     masters, given = (
         due.value_of_role("masters"),
@@ -498,34 +504,36 @@ def _why_role_differs(
     index: int,
     break_step: int,
     unbroken: ResumeTrace,
-    broken: ResumeTrace,
+    interrupted: ResumeTrace,
     resumed: ResumeTrace,
 ) -> str:
     """Return why a role differs in the step of an index, where that can be told."""
     if index != break_step:
-        return _why_role_differs_later(role, index, break_step, unbroken, broken, resumed)
+        return _why_role_differs_later(role, index, break_step, unbroken, interrupted, resumed)
     first, second = unbroken.steps[break_step], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
         values = _both_values_of_role(role, first, second, resumed)
-        rounded = _why_tensors_differ(role, *values, broken, has_masters=_has_masters(resumed))
+        rounded = _why_tensors_differ(role, *values, interrupted, has_masters=_has_masters(resumed))
         average = _name_of_average_taken_as_weights(first, second) if role == "weights" else ""
         if average:
             return f"weights are those of the average {average}{_line_of_last_row_in_brackets(resumed.loads)}"
-        return rounded or _why_tensors_are_older(role, break_step, unbroken, broken, resumed)
+        return rounded or _why_tensors_are_older(role, break_step, unbroken, interrupted, resumed)
     if role == "moments":
-        known = _why_moments_differ(first.value_of_role(role), second.value_of_role(role), broken, resumed)
-        return known or _why_tensors_are_older(role, break_step, unbroken, broken, resumed)
+        known = _why_moments_differ(
+            first.value_of_role(role), second.value_of_role(role), interrupted, resumed
+        )
+        return known or _why_tensors_are_older(role, break_step, unbroken, interrupted, resumed)
     if role == "loss scale":
         pairs = zip(first.value_of_role(role), second.value_of_role(role), strict=False)
         place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
         begins = second.value_of_role(role) == unbroken.steps[0].value_of_role(role)
-        return _why_state_differs("scaler", begins, broken, resumed, place)
+        return _why_state_differs("scaler", begins, interrupted, resumed, place)
     if role == "learning rate":
         begins = second.value_of_role(role) == unbroken.steps[0].value_of_role(role)
         then = None if begins else _step_of_resumed_rates(unbroken, break_step, resumed)
         if then is not None:
-            return _why_schedule_resumes_elsewhere(then, break_step, broken, resumed)
-        return _why_state_differs("scheduler", begins, broken, resumed)
+            return _why_schedule_resumes_elsewhere(then, break_step, interrupted, resumed)
+        return _why_state_differs("scheduler", begins, interrupted, resumed)
     if (
         role == "options"
         and (option := _first_changed_option(first.value_of_role(role), second.value_of_role(role)))
@@ -534,14 +542,19 @@ def _why_role_differs(
         begins = option in _options_changed_by_resume(
             first.value_of_role(role), unbroken.steps[0].value_of_role(role)
         )
-        return _why_state_differs("optimizer", begins, broken, resumed, option.optimizer, of="options")
+        return _why_state_differs("optimizer", begins, interrupted, resumed, option.optimizer, of="options")
     if role == "batches":
         return _why_batches_differ(index, break_step, unbroken, resumed)
     return _why_loss_differs(index, unbroken, break_step, resumed) if role == "loss" else ""
 
 
 def _why_role_differs_later(
-    role: str, index: int, break_step: int, unbroken: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
+    role: str,
+    index: int,
+    break_step: int,
+    unbroken: ResumeTrace,
+    interrupted: ResumeTrace,
+    resumed: ResumeTrace,
 ) -> str:
     """Return why a role differs in a step behind the first one of a script that was started again."""
     if role in ("weights", "moments", "masters", "loss") and (
@@ -552,7 +565,7 @@ def _why_role_differs_later(
         begins = unbroken.steps[index - break_step].value_of_role(role) == resumed.steps[
             index - break_step
         ].value_of_role(role)
-        return _why_state_differs("scheduler", begins, broken, resumed, only_missing=True)
+        return _why_state_differs("scheduler", begins, interrupted, resumed, only_missing=True)
     if unbroken.steps[index].value_of_role("weights") != resumed.steps[index - break_step].value_of_role(
         "weights"
     ):
@@ -577,7 +590,7 @@ def _step_of_resumed_rates(unbroken: ResumeTrace, break_step: int, resumed: Resu
 
 
 def _why_schedule_resumes_elsewhere(
-    then: int, break_step: int, broken: ResumeTrace, resumed: ResumeTrace
+    then: int, break_step: int, interrupted: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return why the schedule resumes from another step than that of an index, at which the script was stopped."""
     steps = f"{abs(then - break_step)} step{'s' * (abs(then - break_step) != 1)}"
@@ -587,7 +600,7 @@ def _why_schedule_resumes_elsewhere(
             f"the schedule is {steps} ahead: it is stepped again behind {restored[-1]}, which loads its state"
         )
     place = f"the schedule is {steps} {'ahead' if then > break_step else 'behind'}"
-    return _why_state_differs("scheduler", False, broken, resumed, place=place)
+    return _why_state_differs("scheduler", False, interrupted, resumed, place=place)
 
 
 def _name_of_average_taken_as_weights(due: TracedStep, given: TracedStep) -> str:
@@ -619,16 +632,21 @@ def _type_of_rounded_tensors(pairs: list[tuple[dict[str, str], dict[str, str]]])
 
 
 def _why_tensors_differ(
-    role: str, unbroken: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, *, has_masters: bool
+    role: str,
+    unbroken: dict[str, Any],
+    resumed: dict[str, Any],
+    interrupted: ResumeTrace,
+    *,
+    has_masters: bool,
 ) -> str:
     both = sorted(unbroken.keys() & resumed.keys())
     half = _type_of_rounded_tensors([(unbroken[name], resumed[name]) for name in both])
-    saved = broken.saves[-1]["line"] if broken.saves else ""
+    saved = interrupted.saves[-1]["line"] if interrupted.saves else ""
     if half and role == "masters":
         return (
             MADE_AGAIN.format(half)
             if has_masters
-            else f"{NO_MASTERS.format(half)}{_line_of_last_row_in_brackets(broken.saves)}"
+            else f"{NO_MASTERS.format(half)}{_line_of_last_row_in_brackets(interrupted.saves)}"
         )
     if half:
         return f"{role} were saved or loaded in {half}{f' ({saved})' * bool(saved)}"
@@ -636,7 +654,7 @@ def _why_tensors_differ(
 
 
 def _why_tensors_are_older(
-    role: str, break_step: int, unbroken: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
+    role: str, break_step: int, unbroken: ResumeTrace, interrupted: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return why tensors are those of an earlier step: an older file, or one that was written before they changed."""
     due, given = (
@@ -647,25 +665,29 @@ def _why_tensors_are_older(
         earlier = _digests_by_tensor_name(role, unbroken.steps[then])
         if not apart or any(earlier.get(name) != given[name] for name in apart):
             continue
-        last = {row["path"]: row for row in broken.saves}
+        last = {row["path"]: row for row in interrupted.saves}
         old = [row for row in resumed.loads if row["path"] in last and last[row["path"]]["step"] == then]
         if old and then:
             name = os.path.basename(old[-1]["path"])
             return f"an older file is loaded: {name}, of step {then} ({old[-1]['line']})"
         if not then:
-            return FIRST.format(role, _where_tensors_are_text(role, apart, broken, resumed))
-        line = _line_of_last_row_in_brackets(broken.saves)
+            return FIRST.format(role, _where_tensors_are_text(role, apart, interrupted, resumed))
+        line = _line_of_last_row_in_brackets(interrupted.saves)
         return f"{role} are those behind step {then}: they were taken before step {then + 1}{line}"
     return ""
 
 
-def _where_tensors_are_text(role: str, apart: list[str], broken: ResumeTrace, resumed: ResumeTrace) -> str:
+def _where_tensors_are_text(
+    role: str, apart: list[str], interrupted: ResumeTrace, resumed: ResumeTrace
+) -> str:
     """Return whether tensors that are not restored are in the file; of statistics of a batch norm it is known."""
     if role != "buffers" or not all(name.partition(" of model ")[0].endswith(STATISTICS) for name in apart):
-        return f"they are not in the file, or are not loaded{_line_of_last_row_in_brackets(broken.saves)}"
-    if any("buffers" in row["holds"] for row in broken.saves):
+        return (
+            f"they are not in the file, or are not loaded{_line_of_last_row_in_brackets(interrupted.saves)}"
+        )
+    if any("buffers" in row["holds"] for row in interrupted.saves):
         return f"they are in the file, and are not loaded{_line_of_last_row_in_brackets(resumed.loads)}"
-    return f"they are not in the file{_line_of_last_row_in_brackets(broken.saves)}"
+    return f"they are not in the file{_line_of_last_row_in_brackets(interrupted.saves)}"
 
 
 def _digests_by_tensor_name(role: str, step: TracedStep) -> dict[str, str]:
@@ -692,7 +714,7 @@ def _are_moments_permuted(unbroken: dict[str, Any], resumed: dict[str, Any]) -> 
 
 
 def _why_moments_differ(
-    unbroken: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, again: ResumeTrace
+    unbroken: dict[str, Any], resumed: dict[str, Any], interrupted: ResumeTrace, again: ResumeTrace
 ) -> str:
     both = [name for name in unbroken if name in resumed]
     owners = {name: name.partition(" of optimizer ")[2] for name in both}
@@ -700,7 +722,7 @@ def _why_moments_differ(
              if all(unbroken[name] and not resumed[name] for name in both if owners[name] == owner)}  # fmt: skip
     if empty:
         number = int(min(empty) or 1) - 1
-        return _why_state_differs("optimizer", True, broken, again, number)
+        return _why_state_differs("optimizer", True, interrupted, again, number)
     if _are_moments_permuted(unbroken, resumed):
         return "moments are those of other parameters: the optimizer is given its parameters in another order"
     pairs = [
@@ -710,7 +732,7 @@ def _why_moments_differ(
         if key in resumed[name]
     ]
     if half := _type_of_rounded_tensors(pairs):
-        return _why_moments_are_rounded(half, both, pairs, broken, again)
+        return _why_moments_are_rounded(half, both, pairs, interrupted, again)
     apart = {key for _, key in _names_of_differing_moments(unbroken, resumed)}
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
@@ -719,7 +741,7 @@ def _why_moments_are_rounded(
     half: str,
     names: list[str],
     pairs: list[tuple[dict[str, str], dict[str, str]]],
-    broken: ResumeTrace,
+    interrupted: ResumeTrace,
     again: ResumeTrace,
 ) -> str:
     """Return where moments were rounded to a 16-bit type: at load, to the type of their weights, or else.
@@ -741,13 +763,13 @@ def _why_moments_are_rounded(
         return (
             f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
         )
-    return f"moments were saved or loaded in {half}{_line_of_last_row_in_brackets(broken.saves)}"
+    return f"moments were saved or loaded in {half}{_line_of_last_row_in_brackets(interrupted.saves)}"
 
 
 def _why_state_differs(
     what: str,
     starts_again: bool,
-    broken: ResumeTrace,
+    interrupted: ResumeTrace,
     resumed: ResumeTrace,
     number: int | None = None,
     *,
@@ -775,23 +797,25 @@ def _why_state_differs(
         begins = f"{of} of {name} {'are those that the script starts with' if starts_again else 'are others'}"
     else:
         begins = place or f"{name} {'starts from scratch' if starts_again else 'has another state'}"
-    if what not in {part for row in broken.saves for part in row["holds"]}:
-        return f"{begins}: its state is not in the file{_line_of_last_row_in_brackets(broken.saves)}"
+    if what not in {part for row in interrupted.saves for part in row["holds"]}:
+        return f"{begins}: its state is not in the file{_line_of_last_row_in_brackets(interrupted.saves)}"
     restored = [row for row in of_kind if own is None or row["number"] in (None, own)]
     if restored:
         return "" if only_missing else f"{begins}, though {restored[-1]['line']} loads its state"
     replaced = [row for row in of_kind if row["number"] is not None and row["number"] not in left]
     if replaced:
         return f"{begins}: {replaced[-1]['line']} loads its state into another one, which is replaced then"
-    return f"{begins}: its state is in {_where_state_is_text(what, broken, resumed)}"
+    return f"{begins}: its state is in {_where_state_is_text(what, interrupted, resumed)}"
 
 
-def _where_state_is_text(what: str, broken: ResumeTrace, resumed: ResumeTrace) -> str:
+def _where_state_is_text(what: str, interrupted: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return the file that holds a state which was not loaded, and whether that was loaded."""
     loaded = {row["path"] for row in resumed.loads}
-    read = {part for row in broken.saves if row["path"] in loaded for part in row["holds"]}
+    read = {part for row in interrupted.saves if row["path"] in loaded for part in row["holds"]}
     if loaded and read and what not in read:
-        name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
+        name = next(
+            os.path.basename(row["path"]) for row in reversed(interrupted.saves) if what in row["holds"]
+        )
         return f"{name}, which is not loaded"
     return f"the file, and is not loaded{_line_of_last_row_in_brackets(resumed.loads)}"
 

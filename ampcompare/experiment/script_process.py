@@ -98,7 +98,7 @@ def trace_script_in_child(
         }
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             at = sandbox.path_seen_in_sandbox(str(script))
-            _write_moved_texts(texts or {}, sandbox, folder)
+            _write_migrated_texts(texts or {}, sandbox, folder)
             words, place = json.dumps({**request, "script": at}, default=str), ""
             environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
             if stack is None:
@@ -126,7 +126,7 @@ def trace_script_in_child(
         return dataclasses.replace(run, written=written, limits=limits, place=place)
 
 
-def _write_moved_texts(texts: Mapping[Path, str], sandbox: Sandbox, folder: Path) -> None:
+def _write_migrated_texts(texts: Mapping[Path, str], sandbox: Sandbox, folder: Path) -> None:
     """Write what becomes of files, each by the paths by which the script may find it in the sandbox."""
     moved = {  # of a file outside of the sandbox, as `sys.path` may lead to it, too
         place: text

@@ -208,21 +208,23 @@ class _ResumeRunner:
         return broken, resumed
 
     def kill_saving_copies(
-        self, unbroken: ResumeTrace, broken: ResumeTrace, added: Sequence[str], check: ResumeCheck
+        self, unbroken: ResumeTrace, interrupted: ResumeTrace, added: Sequence[str], check: ResumeCheck
     ) -> tuple[list[str], bool]:
         """Kill copies of the script while they save; return what came of it in words, and whether all of it loads."""
-        assert broken.stopped is not None
+        assert interrupted.stopped is not None
         folder = self._folder / "left"
         folder.mkdir()
         files = list(
-            dict.fromkeys(row["path"] for row in reversed(unbroken.saves) if row["step"] <= broken.stopped)
+            dict.fromkeys(
+                row["path"] for row in reversed(unbroken.saves) if row["step"] <= interrupted.stopped
+            )
         )
-        kill = {"step": broken.stopped, "points": KILLS, "folder": str(folder)}
+        kill = {"step": interrupted.stopped, "points": KILLS, "folder": str(folder)}
         again = {
             "trainers": check.arguments is None,
             "first_only": True,
             "candidates": files,
-            "states": broken.states,
+            "states": interrupted.states,
             "rewrite": check.rewrite,
             "convert": check.convert,
         }
@@ -234,7 +236,7 @@ class _ResumeRunner:
         if code:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
                               f"{run_error_text(requests[0].with_name(RECORD), text)}")  # fmt: skip
-        is_first = not any(row["step"] < broken.stopped for row in unbroken.saves)
+        is_first = not any(row["step"] < interrupted.stopped for row in unbroken.saves)
         return kill_outcome_lines_and_is_all_well(
             read_kill_outcomes(folder, requests[0].with_name(TRACE), unbroken, RECORD), is_first=is_first
         )
@@ -324,8 +326,8 @@ def _refuse_incomparable_run(unbroken: ResumeTrace, step: int) -> None:
         )
 
 
-def _why_not_stopped(broken: ResumeTrace, step: int) -> str:
-    at = sorted({row["step"] for row in broken.saves if row["step"] < len(broken.steps)})
+def _why_not_stopped(interrupted: ResumeTrace, step: int) -> str:
+    at = sorted({row["step"] for row in interrupted.saves if row["step"] < len(interrupted.steps)})
     last = f"the last file before its end is that of step {at[-1]}" if at else "it saves only at its end"
     return f"the script saves no file between step {step} and its last step: {last}; let it save earlier"
 

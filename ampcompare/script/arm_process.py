@@ -89,12 +89,12 @@ def half_types_lifted_to_fp32() -> list[str]:
     return _stand_ins[-1].lifted_types if _stand_ins else []
 
 
-def find_script_ledger() -> Ledger | None:
+def end_and_find_script_ledger() -> Ledger | None:
     """Return in which types the script of this process has trained; None if no step was looked at."""
     return _ledgers[-1].end_and_find_ledger() if _ledgers else None
 
 
-def shifted_seed_calls() -> list[SeedCall]:
+def recorded_seed_calls() -> list[SeedCall]:
     """Return where the script of this process has seeded its generators."""
     return [SeedCall.model_validate(call) for call in _seedings[-1].seed_calls] if _seedings else []
 

@@ -55,7 +55,7 @@ class ModelEma:
         """Average in the current weights, without waiting for the device; call it once after each step."""
         if self._sources is None:
             self._sources = self._lists_of_averaged_tensors()
-        for means, sources in self._sources.averages_and_sources():
+        for means, sources in self._sources.averages_and_updated_sources():
             if self._num_updates:
                 self._blend(means, sources, self._num_updates)
             else:
@@ -129,7 +129,7 @@ class _TensorsWithAverages:
         groups = group_tensors_by_type(mean for mean in means if mean.is_floating_point())
         self._groups = [(alike, [pairs[id(mean)] for mean in alike]) for alike in groups]
 
-    def averages_and_sources(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+    def averages_and_updated_sources(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Return averages and sources, with updated copies."""
         copy_tensors_by_dtype(self._wide, self._narrow)
         return self._groups

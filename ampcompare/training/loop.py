@@ -170,7 +170,7 @@ class Loop:
         # One transfer for all losses of the block: `item` at each step would wait for the device each time.
         stacked = torch.stack([loss for losses, *_ in pending for loss in losses])
         flat = (stacked if self.mean is None else self.mean(stacked)).tolist()
-        sums, parts = self._step_losses_and_parts(flat)
+        sums, parts = self._step_losses_and_partial_losses(flat)
         norms = [norm for _, norm, *_ in pending if norm is not None]
         norm_values = iter(gather_whole(torch.stack(norms)).tolist() if norms else ())
         seconds = self.clock.seconds_between
@@ -194,7 +194,7 @@ class Loop:
         self._scales, self.step = scales, step
         return records
 
-    def _step_losses_and_parts(
+    def _step_losses_and_partial_losses(
         self, flat: Sequence[float]
     ) -> tuple[Sequence[float], Sequence[tuple[float, ...]]]:
         """Return for each step the loss, and each of several losses, from those of all micro-batches."""

@@ -324,7 +324,7 @@ def log_tail(folder: Path, lines: int = 1, rank: int = 0) -> str:
 
 
 @contextlib.contextmanager
-def private_folder(folder: Path) -> Iterator[Path]:
+def private_temporary_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder with an unpredictable name that no other user can read or write; remove it afterwards."""
     path = Path(tempfile.mkdtemp(prefix=f".rendezvous.{os.getpid()}.", dir=folder))
     try:

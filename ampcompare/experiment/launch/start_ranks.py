@@ -22,7 +22,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
 from ampcompare.base.processes.start import module_command
-from ampcompare.experiment.launch.cell_files import private_folder
+from ampcompare.experiment.launch.cell_files import private_temporary_folder
 from ampcompare.experiment.launch.stop_signal import stop_signals
 
 RANK_MODULE = "ampcompare.experiment.launch.worker.rank"
@@ -163,7 +163,7 @@ def main(arguments: list[str]) -> int:
         else _run_spawned_ranks_and_list_failures
     )
     try:
-        with private_folder(Path(request.folder)) as private:
+        with private_temporary_folder(Path(request.folder)) as private:
             failures = start(request, f"file://{private / 'store'}")
     except _StopSignalReceived:
         return 143

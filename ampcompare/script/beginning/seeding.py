@@ -100,7 +100,7 @@ class SeedFollower:
         ):
             found = vars(owner)[name]
             around = (
-                self._seed_torch_from_entropy
+                self._seed_torch_shifted_from_entropy
                 if name == "seed"
                 else self._make_call_with_shifted_seed(told, shifted_torch_seed)
             )
@@ -138,7 +138,7 @@ class SeedFollower:
 
         return around
 
-    def _seed_torch_from_entropy(self, inner: Any) -> Any:
+    def _seed_torch_shifted_from_entropy(self, inner: Any) -> Any:
         return self._seed_generator_shifted(
             lambda _: inner(), None, "torch.seed", shifted_torch_seed, "global", calling_frame()
         )

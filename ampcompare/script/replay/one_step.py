@@ -1550,7 +1550,7 @@ def repeat_step(
         arm = prepare()
         for name, value in changes.items():
             change_setting(name, value)
-        known = torch.load(answers, map_location="cpu", **_load_options()) if mode == "change" else None
+        known = torch.load(answers, map_location="cpu", **_torch_load_options()) if mode == "change" else None
         kept = read_capsule(capsule)
         seed_all_generators(kept.get("seed"))
         watch = StepReplay(kept, known, changes.get("compile"), arm, goes_on=goes_on)
@@ -1577,7 +1577,7 @@ def repeat_step(
         json.dump(found, file)
 
 
-def _load_options() -> Dict[str, Any]:
+def _torch_load_options() -> Dict[str, Any]:
     """Return the options of `torch.load` for a file that this program has written itself."""
     return {"weights_only": False} if "weights_only" in (torch.load.__doc__ or "") else {}
 

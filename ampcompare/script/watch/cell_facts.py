@@ -58,10 +58,10 @@ class FirstBatchHashWatch:
         if self._awaited and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
             digest = inputs_sha256(inputs or named)
             if digest is not None:
-                return self._note_first_call(digest, original, module, *inputs, **named)
+                return self._call_and_note_random_draws(digest, original, module, *inputs, **named)
         return original(module, *inputs, **named)
 
-    def _note_first_call(self, digest: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call_and_note_random_draws(self, digest: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a module with a batch of this hash, and note whether it draws random numbers, as dropout does."""
         self._awaited = False
         self.hashes.append(digest)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from ampcompare.base.environment.ranks import DistributedEnv
-from ampcompare.experiment.launch.cell_files import private_folder
+from ampcompare.experiment.launch.cell_files import private_temporary_folder
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.start_ranks import RanksRequest, _torchrun_arguments
@@ -81,7 +81,7 @@ def test_a_store_at_a_port_listens_where_it_was_asked_to() -> None:
 def test_the_places_of_one_machine_are_private(tmp_path: Path) -> None:
     """Where ranks meet cannot be guessed or opened by others."""
     request = RanksRequest(str(tmp_path), "torchrun", 2)
-    with private_folder(tmp_path) as one, private_folder(tmp_path) as other:
+    with private_temporary_folder(tmp_path) as one, private_temporary_folder(tmp_path) as other:
         assert one != other
         assert one.stat().st_mode & 0o777 == 0o700
     assert not list(tmp_path.iterdir())

@@ -126,7 +126,7 @@ def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
     found: dict[tuple[str, str], dict[str, list[tuple[Place, float]]]] = {}
     for row, line in enumerate(plain):
         for name, before, match in _figures_with_names_and_patterns(line):
-            owner = _word_figure_belongs_to(line, match.start("name"))
+            owner = _owner_word_of_figure(line, match.start("name"))
             value = (row, match.start("number")), float(match["number"])
             found.setdefault((name, before), {}).setdefault(owner, []).append(value)
     for (name, before), by_owner in found.items():
@@ -163,7 +163,7 @@ def _figures_with_names_and_patterns(line: str) -> Iterator[tuple[str, str, re.M
         )
 
 
-def _word_figure_belongs_to(line: str, place: int) -> str:
+def _owner_word_of_figure(line: str, place: int) -> str:
     """Return what the figure at a place belongs to: the bracket that is open, else the last word with a colon."""
     opened: list[str] = []
     last = ""
