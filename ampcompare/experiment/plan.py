@@ -195,7 +195,7 @@ def balanced_arm_orders(
     generator = random.Random(f"{seed} after {len(recorded)} blocks")
     rows = [list(row) for row in recorded]
     for left in range(count, 0, -1):
-        sums = position_sums_of_arms(arms, rows)
+        sums = sums_of_arm_positions(arms, rows)
         if max(sums.values()) == min(sums.values()):
             row = _least_repeating_arm_order(arms, rows, generator)
         elif left == 2 and max(sums.values()) - min(sums.values()) > 1:
@@ -235,7 +235,7 @@ def device_by_arm_per_seed(
     return rows
 
 
-def position_sums_of_arms(arms: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, int]:
+def sums_of_arm_positions(arms: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, int]:
     """Return for each arm the sum of its positions over rows."""
     return {arm: sum(row.index(arm) for row in rows) for arm in arms}
 

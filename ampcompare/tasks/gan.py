@@ -115,7 +115,7 @@ class Gan(Task):
         return points
 
     def measure(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Mapping[str, Tensor]:
-        return {"real": _cells_of_points(batch[0]), "generated": _cells_of_points(outputs)}
+        return {"real": _grid_cells_of_points(batch[0]), "generated": _grid_cells_of_points(outputs)}
 
     def values(self, sums: Sums, samples: int) -> dict[str, float]:
         return {DISTANCE.name: float(abs(sums["generated"] - sums["real"]).sum()) / (2 * samples)}
@@ -125,7 +125,7 @@ class Gan(Task):
         return 1 - float(sums["real"].max()) / samples
 
 
-def _cells_of_points(points: Tensor) -> Tensor:
+def _grid_cells_of_points(points: Tensor) -> Tensor:
     """Return which cell of the grid each point is in: (points, cells) bool. A point that is not finite is in none."""
     finite = points.isfinite().all(1, keepdim=True)
     places = (points.nan_to_num().clamp(-BORDER, BORDER) + BORDER) * (CELLS / (2 * BORDER))

@@ -296,7 +296,8 @@ class StepStateSnapshot:
             undo_skipped_step_on_host(optimizer)
         self._owned = [[param.detach().clone() for param in owned_params(each)] for each in optimizers]
         self._states = [
-            [_copy_of_state(each.state.get(param, {})) for param in owned_params(each)] for each in optimizers
+            [_clone_of_state(each.state.get(param, {})) for param in owned_params(each)]
+            for each in optimizers
         ]
         self._scaling = copy.deepcopy(precision.state_dict())
         self._averaged = None if average is None else copy.deepcopy(average.state_dict())
@@ -312,14 +313,14 @@ class StepStateSnapshot:
                 param.copy_(value)
                 optimizer.state.pop(param, None)
                 if state:
-                    optimizer.state[param] = _copy_of_state(state)
+                    optimizer.state[param] = _clone_of_state(state)
         self._precision.load_state_dict(copy.deepcopy(self._scaling))
         self._precision.weights_replaced()
         if self._average is not None and self._averaged is not None:
             self._average.load_state_dict(self._averaged)
 
 
-def _copy_of_state(state: Mapping[str, Any]) -> dict[str, Any]:
+def _clone_of_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
         for key, value in state.items()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base.processes.start import isolated_environment, module_command
+from ampcompare.base.processes.start import environment_without_working_directory, module_command
 
 NAMES = (
     *("json", "typing", "dataclasses", "logging", "random"),
@@ -35,7 +35,7 @@ def set_traps(folder: Path) -> None:
 
 def trapped_environment() -> dict[str, str]:
     """Return an environment in which Python puts the working directory first."""
-    environment = isolated_environment()
+    environment = environment_without_working_directory()
     del environment["PYTHONSAFEPATH"]
     return environment
 

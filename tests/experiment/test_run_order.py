@@ -12,7 +12,7 @@ from ampcompare.experiment.plan import (
     balanced_arm_orders,
     device_by_arm_per_seed,
     parse_seeds,
-    position_sums_of_arms,
+    sums_of_arm_positions,
 )
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.results.analysis.inference.terms import Terms
@@ -30,7 +30,7 @@ def _names(count: int) -> list[str]:
 
 
 def _range(arms: list[str], rows: list[list[str]]) -> int:
-    sums = position_sums_of_arms(arms, rows).values()
+    sums = sums_of_arm_positions(arms, rows).values()
     return max(sums) - min(sums)
 
 

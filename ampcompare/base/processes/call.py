@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.processes.sandbox import open_sandbox
-from ampcompare.base.processes.start import exit_code_text, isolated_environment, kill_process_group
+from ampcompare.base.processes.start import (
+    environment_without_working_directory,
+    exit_code_text,
+    kill_process_group,
+)
 
 TIME_LIMIT = 60.0
 CHILD = Path(__file__).resolve().parent / "child.py"
@@ -77,7 +81,7 @@ def call_in_child(
         answer_file.parent.mkdir()
         with contextlib.ExitStack() as stack:
             errors = stack.enter_context((Path(folder) / "stderr").open("w+b"))
-            variables = {**isolated_environment(), **(environment or {})}
+            variables = {**environment_without_working_directory(), **(environment or {})}
             if shared is not None:
                 own = open_sandbox(Path(folder) / "store", shared=[answer_file.parent, *shared])
                 variables |= stack.enter_context(own).environment

@@ -70,10 +70,10 @@ def _enter_sandbox(store: str, shared: Sequence[str], roots: Sequence[str]) -> N
     root = _NewRoot(store, None if is_privileged else (*common, *roots))
     root.cover_folder("/")
     for path in (*_socket_paths(), *shared):
-        if os.path.lexists(root.present_path_of(path)):
-            _mount_source_on_target(path, root.present_path_of(path), None, MS_BIND | MS_REC)
+        if os.path.lexists(root.path_before_root_change(path)):
+            _mount_source_on_target(path, root.path_before_root_change(path), None, MS_BIND | MS_REC)
     Path(store, LAYERS).write_text(json.dumps(root.layers))
-    os.chdir(root.present_path_of("/"))
+    os.chdir(root.path_before_root_change("/"))
     _call_libc("pivot_root", b".", b".")
     _call_libc("umount2", b".", MNT_DETACH)
     os.chdir(here)
@@ -93,12 +93,12 @@ class _NewRoot:
         self._stage = os.path.join(store, "stage")
         os.makedirs(self._stage)
         _mount_source_on_target("tmpfs", self._stage, "tmpfs")
-        os.mkdir(self.present_path_of("/"))
+        os.mkdir(self.path_before_root_change("/"))
         os.mkdir(os.path.join(self._stage, "empty"))
         self._mounts = _file_system_kinds_by_mount_point()
         self._numbers = itertools.count()
 
-    def present_path_of(self, path: str) -> str:
+    def path_before_root_change(self, path: str) -> str:
         """Return where a path of the new root is reached from the present one."""
         return os.path.join(self._stage, "root", path.lstrip("/")).rstrip("/")
 
@@ -119,7 +119,7 @@ class _NewRoot:
         ]
         is_machines = path in OF_THE_MACHINE or self._mounts.get(path) in OF_THE_KERNEL
         if is_machines or not os.path.isdir(path):
-            _mount_source_on_target(path, self.present_path_of(path), None, MS_BIND | MS_REC)
+            _mount_source_on_target(path, self.path_before_root_change(path), None, MS_BIND | MS_REC)
         elif self._mount_overlay(path):
             for mount in below:  # of which none lies in another one
                 if not any(mount.startswith(os.path.join(other, "")) for other in below):
@@ -129,17 +129,17 @@ class _NewRoot:
         elif os.access(path, os.W_OK):
             raise OSError(errno.ENOTSUP, "no overlay can lie here", path)
         else:
-            _mount_source_on_target(path, self.present_path_of(path), None, MS_BIND | MS_REC)
+            _mount_source_on_target(path, self.path_before_root_change(path), None, MS_BIND | MS_REC)
 
     def _cover_contents_one_by_one(self, path: str) -> None:
         """Make a folder in place of one on which no overlay can lie, and cover what is in it."""
         if path == "/":
             self.layers[path] = self._make_layer_folder(NAMES)
-            _mount_source_on_target(self.layers[path], self.present_path_of(path), None, MS_BIND)
+            _mount_source_on_target(self.layers[path], self.path_before_root_change(path), None, MS_BIND)
         with os.scandir(path) as found:
             entries = list(found)
         for entry in entries:
-            target = self.present_path_of(entry.path)
+            target = self.path_before_root_change(entry.path)
             if entry.is_symlink():
                 os.symlink(os.readlink(entry.path), target)
                 continue
@@ -170,7 +170,8 @@ class _NewRoot:
                         return False
             with _folder_names_without_mount_signs(lower, upper, work) as (below, above, aside):
                 if _try_mount_overlay(
-                    self.present_path_of(path), f"lowerdir={below},upperdir={above},workdir={aside},{options}"
+                    self.path_before_root_change(path),
+                    f"lowerdir={below},upperdir={above},workdir={aside},{options}",
                 ):
                     self.layers[path] = upper
                     return True

@@ -21,7 +21,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, os.path.abspath(__file__), "-m", module, *arguments]
 
 
-def isolated_environment() -> dict[str, str]:
+def environment_without_working_directory() -> dict[str, str]:
     """Return the environment of a child, whose own children do not get the working directory on their path either.
 
     An empty entry of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/folder` leaves one, would stand for that directory.

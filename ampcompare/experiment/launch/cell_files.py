@@ -199,7 +199,7 @@ def base_folder_of_users_code(config: RunConfig) -> Path:
     return Path.cwd() if config.script is None else config.script.import_folder
 
 
-def record_with_code(record: RunRecord, folder: Path) -> RunRecord:
+def record_with_loaded_code(record: RunRecord, folder: Path) -> RunRecord:
     """Return a record with the code that the processes of its cell have loaded."""
     loaded = read_loaded_code(folder)
     return record.model_copy(

@@ -11,7 +11,7 @@ from ampcompare.base.environment.variables import PLACE
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, ForkedProcess, ProcessServer, ServerLost
-from ampcompare.base.processes.start import exit_code_text, isolated_environment
+from ampcompare.base.processes.start import environment_without_working_directory, exit_code_text
 from ampcompare.experiment.launch.cell_files import (
     drop_cell_outputs_from_code,
     log_tail,
@@ -41,7 +41,7 @@ Process = TypeVar("Process")
 
 def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
     """Return the environment of workers: one thread per pool unless set, as torchrun does, and the GPUs of a place."""
-    environment = isolated_environment()
+    environment = environment_without_working_directory()
     environment.pop(PLACE, None)  # of a cell in which this command runs
     environment.update(place.environment)
     for variable in THREAD_VARIABLES:

@@ -13,7 +13,7 @@ from ampcompare.script.behind.apex_amp import refuse_init_of_old_amp
 from ampcompare.script.behind.side import ScriptProcessContext, as_list
 from ampcompare.script.process.prepare import override_opt_level
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpByAutocast
-from ampcompare.script.torch_amp.half_weights import ApexScaling, TorchAmpByHalfWeights
+from ampcompare.script.torch_amp.half_weights import ApexLevelStepping, TorchAmpByHalfWeights
 from ampcompare.script.torch_amp.o1 import TorchAmpByO1
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import half_dtype_of
@@ -35,7 +35,7 @@ def prepare_torch_amp_stand_in(arm: Arm, side: ScriptProcessContext) -> TorchAmp
     if LEVELS[level].patch_torch_functions and side.engine == "compat":
         return TorchAmpByO1(arm, side.has_initialized)
     if LEVELS[level].is_half and side.engine == "compat":
-        scaling = ApexScaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
+        scaling = ApexLevelStepping(arm, "cuda" if torch.cuda.is_available() else "cpu")
         return TorchAmpByHalfWeights(arm, scaling, side.rows, side.has_initialized, wrappers=side.wrappers)
     return TorchAmpByAutocast(arm, side.rows, side.has_initialized)
 

@@ -5,7 +5,7 @@ import torch
 from ampcompare.backends.arm import Arm
 from ampcompare.script.behind.side import ScriptProcessContext
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpByAutocast
-from ampcompare.script.torch_amp.half_weights import HalfScaling, TorchAmpByHalfWeights
+from ampcompare.script.torch_amp.half_weights import HalfArmStepping, TorchAmpByHalfWeights
 from ampcompare.script.torch_amp.parallel_wrappers import make_wrappers_reduce_in_dtype
 from ampcompare.training.precision.base import make_precision
 
@@ -19,5 +19,5 @@ def prepare_torch_amp_stand_in(arm: Arm, side: ScriptProcessContext) -> TorchAmp
         make_wrappers_reduce_in_dtype(getattr(torch, reduce), str(arm), side.events)
     if arm.roles is None or arm.roles.weights == "fp32":
         return TorchAmpByAutocast(arm, side.rows)
-    scaling = HalfScaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
+    scaling = HalfArmStepping(arm, "cuda" if torch.cuda.is_available() else "cpu")
     return TorchAmpByHalfWeights(arm, scaling, side.rows, wrappers=side.wrappers)

@@ -174,7 +174,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
     from ampcompare.diagnosis.prefix import PrefixWatch
     from ampcompare.script.arm_process import half_types_lifted_to_fp32
     from ampcompare.script.watch.cell_facts import StepsReached
-    from ampcompare.script.watch.planned_steps import find_planned_steps, find_repetitions_of_loops_around
+    from ampcompare.script.watch.planned_steps import find_num_planned_steps, find_repetitions_of_loops_around
 
     watches: list[PrefixWatch] = []
 
@@ -184,7 +184,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
             watch.see_loss(given["loss"])
         elif given["kind"] == "step":
             watch.loops = watch.loops or find_repetitions_of_loops_around() or ()
-            watch.planned = watch.planned or (None if watch.loops else find_planned_steps())
+            watch.planned = watch.planned or (None if watch.loops else find_num_planned_steps())
             if watch.is_over:
                 raise StepsReached(0)
 

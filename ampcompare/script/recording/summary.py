@@ -96,17 +96,17 @@ def read_exec_record(path: Path) -> ExecSummary:
     for number, line in enumerate(lines[1:], 2):
         try:
             rows.append(parse_json(line))
-            add_row_to_summary(summary, rows[-1])
+            update_summary_by_row(summary, rows[-1])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines):
                 break
             raise RecordError(f"{path}, line {number}, is not a row of a record: {error!r}") from None
     for row in rows_only_in_tail(path, rows):
-        add_row_to_summary(summary, row)
+        update_summary_by_row(summary, row)
     return summary
 
 
-def add_row_to_summary(summary: ExecSummary, row: dict[str, Any]) -> None:
+def update_summary_by_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     """Add a row to the sums."""
     # which writes no row of its own for a scaler
     if row["kind"] == "weights" and "recorder" in summary.header:

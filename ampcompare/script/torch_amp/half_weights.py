@@ -69,7 +69,7 @@ TENSORS = ("parameters", "buffers")
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
 
-class ApexScaling:
+class ApexLevelStepping:
     """O2, O3 or O5 of ampcompare's engine.
 
     Attributes:
@@ -137,8 +137,8 @@ class ApexScaling:
         return optimizer.step() if good else None
 
 
-class HalfScaling:
-    """An arm with `Half`; attributes and methods are those of `ApexScaling`."""
+class HalfArmStepping:
+    """An arm with `Half`; attributes and methods are those of `ApexLevelStepping`."""
 
     takes_closure = True
     steps_again = False  # only a step of the scaler moves masters on
@@ -172,7 +172,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
     casts_weights = True
 
     def __init__(
-        self, arm: Arm, scaling: ApexScaling | HalfScaling, *args: Any, wrappers: ParallelWrappers
+        self, arm: Arm, scaling: ApexLevelStepping | HalfArmStepping, *args: Any, wrappers: ParallelWrappers
     ) -> None:
         super().__init__(arm, *args)
         self._casts = False

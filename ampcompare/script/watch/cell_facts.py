@@ -15,7 +15,7 @@ from ampcompare.base.patches import Layer, PatchPoints, Subscriptions
 from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
 from ampcompare.script.recording.metrics import start_logging_scalars
 from ampcompare.script.recording.recorder import Recorder
-from ampcompare.script.watch.planned_steps import find_planned_steps
+from ampcompare.script.watch.planned_steps import find_num_planned_steps
 from ampcompare.training.hashes import generators_sha256, inputs_sha256, parameters_sha256
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.precision.base import owned_params
@@ -156,7 +156,7 @@ class CellFactsRecorder:
         if (place := rank_in_process_group()) is not None:
             self._recorder.add_row({"kind": "rank", "rank": place.rank, "world_size": place.size})
         if self._max_steps is not None:
-            self._recorder.add_row({"kind": "planned", "steps": find_planned_steps()})
+            self._recorder.add_row({"kind": "planned", "steps": find_num_planned_steps()})
             self._recorder.write_held_rows()
 
 

@@ -36,7 +36,7 @@ class _UnknownNumber(Exception):
     """Nothing but running the script would tell."""
 
 
-def find_planned_steps() -> int | None:
+def find_num_planned_steps() -> int | None:
     """Return how often the line of the script that has led here will run; None where that cannot be seen.
 
     A trainer of transformers or Lightning is asked for its own number.

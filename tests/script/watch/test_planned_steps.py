@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.script.watch import planned_steps
-from ampcompare.script.watch.planned_steps import find_planned_steps
+from ampcompare.script.watch.planned_steps import find_num_planned_steps
 
 
 def planned(tmp_path: Path, lines: str, **names: Any) -> int | None:
@@ -19,7 +19,7 @@ def planned(tmp_path: Path, lines: str, **names: Any) -> int | None:
 
     def step() -> None:
         if not seen:
-            seen.append(find_planned_steps())
+            seen.append(find_num_planned_steps())
 
     exec(compile(lines, str(path), "exec"), {"step": step, **names})
     return seen[0]

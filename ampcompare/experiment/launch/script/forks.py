@@ -11,7 +11,7 @@ from ampcompare.base.errors import LaunchError
 from ampcompare.base.processes.client import ProcessServer, ServerLost
 from ampcompare.base.processes.sandbox import open_sandbox
 from ampcompare.base.processes.script_environment import ONE_THREAD
-from ampcompare.base.processes.start import isolated_environment
+from ampcompare.base.processes.start import environment_without_working_directory
 
 
 class ScriptForkServer:
@@ -21,7 +21,7 @@ class ScriptForkServer:
     """
 
     def __init__(self) -> None:
-        self._server = ProcessServer([], {**isolated_environment(), **ONE_THREAD})
+        self._server = ProcessServer([], {**environment_without_working_directory(), **ONE_THREAD})
 
     def __enter__(self) -> ScriptForkServer:
         return self

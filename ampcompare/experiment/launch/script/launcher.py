@@ -34,7 +34,7 @@ from ampcompare.experiment.launch.cell_files import (
     make_cell_folder,
     make_finder_of_earlier_files_read,
     make_finder_of_other_cells_files_read,
-    record_with_code,
+    record_with_loaded_code,
     sandbox_of_cell,
     write_config,
     write_record,
@@ -140,7 +140,7 @@ class ScriptLauncher(ForkServerLauncher):
                 started=started,
                 faults=output.faults_of_matched_values(),
             )
-        record = self._place.record_with_place(record_with_code(record, folder))
+        record = self._place.record_with_place(record_with_loaded_code(record, folder))
         written = sandbox.written[:MAX_FILES]
         files = {"files": [one.path for one in written], "resumed": files_read()}
         facts = record.script or rows.script_facts()

@@ -40,7 +40,7 @@ from ampcompare.experiment.launch.cell_files import (
     make_writer_of_progress,
     move_checkpoints_to_previous,
     read_config,
-    record_with_code,
+    record_with_loaded_code,
     write_config,
     write_record,
 )
@@ -94,7 +94,7 @@ def train_cell_and_write_record(
             traceback.print_exc()
         result = record_of_failure(config, error)
     code.record_used_inputs()
-    result = record_with_place(record_with_code(result, folder))
+    result = record_with_place(record_with_loaded_code(result, folder))
     write_record(result, folder)
     return result
 

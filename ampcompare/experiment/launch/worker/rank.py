@@ -30,7 +30,7 @@ from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.cell_files import (
     make_writer_of_progress,
     read_config,
-    record_with_code,
+    record_with_loaded_code,
     redirect_output_to,
     write_record,
 )
@@ -129,7 +129,7 @@ def train_as_one_rank(
             return record, True
     code.record_used_inputs()
     if world.rank == 0:
-        record = record_with_place(record_with_code(record, folder))
+        record = record_with_place(record_with_loaded_code(record, folder))
         write_record(record, folder)
     return record, world.rank == 0
 
