@@ -18,7 +18,13 @@ from ampcompare.diagnosis.observation import (
     operation_place_of,
     own_error_of_event,
 )
-from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, OperationResult, WatchedStep
+from ampcompare.diagnosis.operation_watch import (
+    FP16_LARGEST,
+    FP16_ZERO,
+    UNIFORM,
+    OperationResult,
+    WatchedStep,
+)
 from ampcompare.diagnosis.ranges import magnitude_range_of_counts, total_nonfinite_and_lost_of
 from ampcompare.results.records.diagnosis import Fault, FaultKind, MagnitudeRange, OperationPlace
 
@@ -97,6 +103,10 @@ def reason_of_first_nonfinite_result(events: Sequence[OperationResult], origin: 
     if small:
         return FaultReason(f"{events[at].number:g} in {name} is zero in fp16", made)
     percent = format_rough_percent_number(share_lost_to_zero(events[at]))
+    if events[at].key[1] in UNIFORM:
+        half = dtype_name(events[at].dtype)
+        text = f"{percent} % of the random numbers that {name} draws in {half} are zero, of which fp32 draws hardly any"
+        return FaultReason(text, made)
     text = f"{percent} % of the results of {name} are zero in the arm alone"
     cast = _cast_buffer_reason(events, at)
     return (

@@ -97,6 +97,8 @@ MIN_WRONG_READ = 0.01
 COLLECTIVE = ("c10d", "c10d_functional")  # other ranks would wait for a repeated one
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
+# They draw numbers of which hardly any is zero or an end of their range in fp32, and some in a thousand are in 16 bits.
+UNIFORM = frozenset(("uniform", "rand", "rand_like"))
 Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
 
 
@@ -296,6 +298,9 @@ class OperationWatch(TorchDispatchMode):
                 )
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
+            if self.reference is not None and key[1] in UNIFORM and output.dtype in HALF_DTYPES:
+                exact = uniform_numbers_off_ends(args, output, self.reference.dtype)
+                self.reference.keep_wide_tensor(output, exact)
             numbers = [one for one in args if type(one) is float] if key[1] in WITH_NUMBER else []
             if key[1] in READING:
                 self._note_host_read(tensors[0], output, exact, decided, where)
@@ -544,6 +549,27 @@ def _sorting_dim_of_operation(func: Any, args: Sequence[Any], kwargs: Mapping[st
             value = args[place] if place < len(args) else kwargs.get("dim", argument.default_value)
             return None if value is None else int(value)
     return None
+
+
+def uniform_numbers_off_ends(args: Sequence[Any], drawn: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return uniform 16-bit random numbers in a wide type, those off zero and the ends of their range that lie on them.
+
+    They move by a quarter of the type's eps, relative to the range: what fp32 would have drawn there is nearer to the
+    end than the next number of 16 bits, and hardly ever the end itself.
+
+    Args:
+        args: of an operation of `UNIFORM`.
+        drawn: its result.
+    """
+    wide = drawn.detach().to(dtype, copy=True)
+    ends = args[1:] if args and args[0] is drawn else ()  # without those behind, if they are the defaults
+    low = float(ends[0]) if ends else 0.0
+    high = float(ends[1]) if len(ends) > 1 else 1.0
+    if low == high:
+        return wide
+    part = torch.finfo(drawn.dtype).eps / 4 * (high - low)
+    wide.clamp_(low + part, high - part)
+    return wide.masked_fill_(wide == 0, part)
 
 
 def _replace_event_field_by_numbers(events: Sequence[OperationResult], name: str) -> None:

@@ -16,6 +16,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import remedies
 from ampcompare.diagnosis.findings import find_faults
 from ampcompare.diagnosis.loops import LoopConditions
+from ampcompare.diagnosis.operation_watch import uniform_numbers_off_ends
 from ampcompare.diagnosis.remedies import CodeSite, CureCandidate, cure_from_candidate, search_for_cure
 from ampcompare.diagnosis.watched_loop import observe_loop
 from ampcompare.results.records.diagnosis import Diagnosis, Fault, OperationPlace
@@ -116,6 +117,61 @@ def test_a_limit_that_16_bits_round_to_one_is_the_reason(arm: str, half: str) ->
     assert found.cure is not None
     assert found.cure.keeps == ["survival"]
     assert ampcompare.diagnose(loop, arm="fp32", steps=2, device="cpu").faults == []
+
+
+class Noisy(nn.Module):
+    """Multiplies by a function of random numbers that has no value at an end of their range."""
+
+    def __init__(self, draw: str) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        like = torch.empty(1000, len(x), dtype=x.dtype)
+        if self.draw == "uniform":
+            return x * (1 / like.uniform_()).sqrt().mean(0)[:, None]
+        if self.draw == "symmetric":
+            return x * torch.atanh(like.uniform_(-1, 1)).mean(0)[:, None]
+        return x * torch.log(torch.rand_like(like)).mean(0)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("draw", "operation"), [("uniform", "reciprocal"), ("symmetric", "atanh"), ("rand_like", "log")]
+)
+def test_numbers_drawn_in_16_bits_are_the_reason(draw: str, operation: str) -> None:
+    """Some in a thousand of them are zero or an end of their range: what fails by that does not fail in fp32."""
+    loop = loop_of(lambda: nn.Sequential(OrderedDict(body=nn.Linear(4, 4), noise=Noisy(draw))), _size)
+    found = ampcompare.diagnose(loop, arm="half:bf16", steps=2, device="cpu")
+    fault = found.faults[0]
+    assert (fault.kind, fault.place.operation, fault.place.module) == ("overflow", operation, "noise")
+    if draw != "symmetric":
+        said = f"% of the random numbers that {draw} draws in bf16 are zero, of which fp32 draws hardly any"
+        assert fault.reason.endswith(said)
+    assert found.cure is not None
+    assert found.cure.keeps == ["noise"]
+    assert ampcompare.diagnose(loop, arm="fp32", steps=2, device="cpu").faults == []
+
+
+@pytest.mark.parametrize("ends", [(), (-1.0,), (0.25, 2.0)])
+def test_only_random_numbers_at_an_end_are_moved(ends: tuple[float, ...]) -> None:
+    """torch leaves defaults at the end of the arguments out."""
+    low, high = (*ends, *(0.0, 1.0)[len(ends) :])
+    drawn = torch.tensor([low, low / 2 + high / 2 + 0.125, high]).bfloat16()
+    wide = uniform_numbers_off_ends((drawn, *ends), drawn, torch.float32)
+    part = (high - low) / 512
+    assert wide.tolist() == pytest.approx([low + part, low / 2 + high / 2 + 0.125, high - part], abs=1e-6)
+
+
+def test_zeros_that_are_asked_for_are_not_moved() -> None:
+    """Of a range without width the wide run has zeros too."""
+
+    class Zeros(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / torch.empty_like(x).uniform_(0, 0)
+
+    loop = loop_of(lambda: nn.Sequential(nn.Linear(4, 4), Zeros()), _size)
+    found = ampcompare.diagnose(loop, arm="half:bf16", steps=2, device="cpu")
+    assert found.faults[0].kind == "not precision"
 
 
 def test_a_parameter_of_no_module_has_a_name() -> None:
