@@ -601,7 +601,8 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
         name = _name_of_last_module_in_first(_raising_modules_and_their_locals(trace)[0])
     elif failure.stands is _StandInKind.WEIGHTS:
         modules, _ = _raising_modules_and_their_locals(trace)
-        without_weights = bool(modules) and next(modules[-1].parameters(), None) is None
+        # complex ones are no 16-bit weights: the arm leaves them alone
+        without_weights = bool(modules) and all(one.is_complex() for one in modules[-1].parameters())
         name = (
             _name_of_last_module_in_first(modules)
             if without_weights
@@ -610,12 +611,24 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     else:
         name = ""
     if not name:
-        return ("fp32",)
+        return *_arms_with_fp32_buffers(failure), "fp32"
     model = _raising_modules_and_their_locals(trace)[0][0]
     scales = half_dtype_of(failure.arm) is torch.float16
     # torch cannot unscale complex gradients, so another dtype without a scale is what trains such a model
     arm = UNSCALED if scales and any(each.is_complex() for each in model.parameters()) else failure.arm
     return str(_arm_keeping_one_more_module(arm, _pattern_of_module(model, name))), "fp32"
+
+
+def _arms_with_fp32_buffers(failure: _ScriptFailure) -> tuple[str, ...]:
+    """Return the arm with autocast in the 16-bit type of one that has cast a buffer of the module that has raised.
+
+    In fp32 it may make fp32 of what it meets, as the window of `torch.stft` does; whether it does so shows a trial.
+    """
+    modules, _ = _raising_modules_and_their_locals(failure.error.__traceback__)
+    is_cast = failure.stands is _StandInKind.WEIGHTS and bool(modules)
+    if not is_cast or not any(one.dtype in HALF_DTYPES for one in modules[-1].buffers()):
+        return ()
+    return ("native:fp16" if half_dtype_of(failure.arm) is torch.float16 else "native:bf16",)
 
 
 def _arms_with_fp32_operand(failure: _ScriptFailure) -> tuple[str, ...]:
@@ -679,7 +692,7 @@ def _name_and_locals_of_raising_module(trace: types.TracebackType | None) -> tup
 
 
 def _has_16_bit_weights_alone(module: nn.Module) -> bool:
-    weights = {param.dtype for param in module.parameters()}
+    weights = {param.dtype for param in module.parameters() if not param.is_complex()}
     return bool(weights) and weights <= set(HALF_DTYPES)
 
 

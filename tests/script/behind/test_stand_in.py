@@ -553,6 +553,14 @@ class Running(nn.Module):
         return self.head(state)
 
 
+class Windowed(Inside):
+    """A model that computes a spectrum, with a window that arms with autocast leave in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: torch.stft(x.flatten(), 4, return_complex=True, window=self.window).abs())
+        self.register_buffer("window", torch.ones(4))
+
+
 class Outside(nn.Module):
     """A model with such a part, which `keep_fp32` can name."""
 
@@ -648,8 +656,9 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
     """With the modules in fp32 that the arm keeps so, which are those without a kernel."""
     stand_in = behind(arm)
     model = Outside(torch.relu)
-    torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # one that lives: what it holds is trained
     model(torch.ones(3, 4))
+    assert optimizer.param_groups
     error = RuntimeError(
         "\"_amp_foreach_non_finite_check_and_unscale_cpu\" not implemented for 'ComplexFloat'"
     )
@@ -753,6 +762,22 @@ def test_an_overflow_in_anomaly_mode_has_its_reason(behind: Any, arm: str) -> No
         ),
         ("apex:O2", partial(Inside, largest_eigenvalue), IN_16_BITS.replace(".*", "KeyError: torch.float16")),
         ("apex:O2", partial(Inside, spectrum), IN_16_BITS),
+        *(
+            (arm, Windowed, IN_16_BITS.replace("compare fp32", f"compare {trains} or fp32"))
+            for arm, trains in (
+                ("apex:O2", "native:fp16"),
+                ("half", "native:fp16"),
+                ("half:bf16", "native:bf16"),
+            )
+        ),
+        *(
+            (
+                arm,
+                make_spectral_model,
+                IN_16_BITS.replace("compare fp32", f"compare {kept},keep_fp32=inside or fp32"),
+            )
+            for arm, kept in (("apex:O2", "native:bf16"), ("half:bf16", "half:bf16"))
+        ),
         ("apex:O1", partial(Inside, spectrum), IN_FP32_BLOCK.format("stft", "amp.disable_casts")),
         *(
             (
