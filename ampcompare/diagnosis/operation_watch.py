@@ -28,7 +28,7 @@ MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
 
 
 def error_norms_of(result: Tensor, exact: Tensor, own_result: Tensor | None) -> Any:
-    """Return norms of the difference, of the wide result and of the own difference, in the wide type; 0 without `own`.
+    """Return norms of the difference, of the wide result and of the own difference, in the wide type; 0 without one.
 
     (3,) floats for tensors on the host; a float64 tensor on another device, unread.
     """
@@ -280,7 +280,9 @@ class OperationWatch(TorchDispatchMode):
             return func(*args, **kwargs)
         tensors = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
         given = [value for value in tensors if value.is_floating_point()]
-        decided = self._indices_of_results_deciding(tensors) if len(given) < len(tensors) else frozenset()
+        decided = (
+            self._indices_of_results_behind_choices(tensors) if len(given) < len(tensors) else frozenset()
+        )
         key = (module, _operation_name(func), where, phase)
         exact = None
         own = None
@@ -338,7 +340,7 @@ class OperationWatch(TorchDispatchMode):
                     reference.keep_wide_tensor(result, wide)
         return output
 
-    def _indices_of_results_deciding(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+    def _indices_of_results_behind_choices(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the places of the results that decided whole numbers or booleans among some arguments."""
         known = (self._decided.get(_storage_address(one)) for one in tensors if not one.is_floating_point())
         return frozenset().union(*filter(None, known))

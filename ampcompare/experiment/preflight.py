@@ -126,14 +126,14 @@ class _TrialRunner:
             if builds[label] in self.trials:
                 continue
             if first is None:
-                first = self._run_trial_of_cell(cell, builds[label], self._seeds[0])
+                first = self._run_and_keep_trial(cell, builds[label], self._seeds[0])
                 self._left = first.seconds_for_other_arms(cells)
                 if first.is_fault_of_script or first.faults:
                     break
             elif self._left < first.busy_seconds or (first.was_ended_for_time and not first.steps):
                 untried.append(label)
             else:
-                self._left -= self._run_trial_of_cell(cell, builds[label], self._seeds[-1]).busy_seconds
+                self._left -= self._run_and_keep_trial(cell, builds[label], self._seeds[-1]).busy_seconds
         return untried
 
     def try_advised_arms(self, failed: _CellTrial, cell: RunConfig) -> None:
@@ -148,7 +148,7 @@ class _TrialRunner:
             other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
             build = _build_key_of_cell(other)
             if build not in self.trials and self._left >= failed.busy_seconds:
-                self._left -= self._run_trial_of_cell(other, build, self._seeds[-1]).busy_seconds
+                self._left -= self._run_and_keep_trial(other, build, self._seeds[-1]).busy_seconds
             return self.trials.get(build)
 
         able: list[str] = []
@@ -165,7 +165,7 @@ class _TrialRunner:
             return []
         return [_run_trial_of_cell(cell, self._seeds[-1], self._launcher, self._place / "again")]
 
-    def _run_trial_of_cell(self, cell: RunConfig, build: str, seed: int) -> _CellTrial:
+    def _run_and_keep_trial(self, cell: RunConfig, build: str, seed: int) -> _CellTrial:
         folder = self._place / str(len(self.trials))
         trial = self.trials[build] = _run_trial_of_cell(cell, seed, self._launcher, folder)
         return trial

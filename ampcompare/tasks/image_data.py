@@ -129,7 +129,7 @@ def _open_image(path: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _TorchvisionSet:
+class _TorchvisionSetSpec:
     """The name of a set in torchvision, its normalization and its augmentation."""
 
     dataset: str
@@ -141,12 +141,12 @@ class _TorchvisionSet:
 
 
 _KINDS = {
-    "mnist": _TorchvisionSet("MNIST", 10, (0.1307,), (0.3081,), margin=2, flip=False),
-    "fashion-mnist": _TorchvisionSet("FashionMNIST", 10, (0.2860,), (0.3530,), margin=2, flip=True),
-    "cifar10": _TorchvisionSet(
+    "mnist": _TorchvisionSetSpec("MNIST", 10, (0.1307,), (0.3081,), margin=2, flip=False),
+    "fashion-mnist": _TorchvisionSetSpec("FashionMNIST", 10, (0.2860,), (0.3530,), margin=2, flip=True),
+    "cifar10": _TorchvisionSetSpec(
         "CIFAR10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), margin=4, flip=True
     ),
-    "cifar100": _TorchvisionSet(
+    "cifar100": _TorchvisionSetSpec(
         "CIFAR100", 100, (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762), margin=4, flip=True
     ),
 }
@@ -156,7 +156,13 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """Images uint8 (N, C, H, W), each cropped and flipped at random, normalized and resized when it is read."""
 
     def __init__(
-        self, images: Tensor, labels: Tensor, kind: _TorchvisionSet, *, image_size: int | None, augment: bool
+        self,
+        images: Tensor,
+        labels: Tensor,
+        kind: _TorchvisionSetSpec,
+        *,
+        image_size: int | None,
+        augment: bool,
     ) -> None:
         self.images = images
         self.labels = labels

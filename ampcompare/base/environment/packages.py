@@ -50,11 +50,11 @@ def entry_points(group: str) -> list[metadata.EntryPoint]:
 @functools.lru_cache(maxsize=16)
 def _entry_points_of_group(path: tuple[Any, ...], group: str) -> list[metadata.EntryPoint]:
     """Return the entry points of a group, which are few among hundreds, and asked for with each precision."""
-    return list(_read_all_entry_points(path).select(group=group))
+    return list(_read_entry_points_of_all_groups(path).select(group=group))
 
 
 @functools.lru_cache(maxsize=1)
-def _read_all_entry_points(_path: tuple[Any, ...]) -> Any:
+def _read_entry_points_of_all_groups(_path: tuple[Any, ...]) -> Any:
     return metadata.entry_points()
 
 

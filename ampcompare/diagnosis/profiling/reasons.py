@@ -90,7 +90,7 @@ def _data_loading_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForL
         )
 
 
-def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
+def _host_bound_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     is_gpu = arm.device != "cpu"
     others = ("data", "optimizer")  # which have reasons of their own
     seconds = sum(part.seconds for part in arm.parts if part.kind == "host" and part.phase not in others)
@@ -315,7 +315,7 @@ def _emulated_half_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonFor
 
 RULES: Sequence[Rule] = (
     _data_loading_reasons,
-    _host_reasons,
+    _host_bound_reasons,
     _larger_batch_reasons,
     _host_read_reasons,
     _odd_dimension_reasons,

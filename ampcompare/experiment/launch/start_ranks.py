@@ -39,7 +39,7 @@ class RanksRequest(NamedTuple):
     processes: int
 
 
-def _torchrun_arguments(request: RanksRequest, url: str) -> list[str]:
+def _register_and_list_torchrun_arguments(request: RanksRequest, url: str) -> list[str]:
     from ampcompare.experiment.launch.local_rendezvous import BACKEND, register_rendezvous
 
     register_rendezvous()
@@ -59,7 +59,7 @@ def _run_torchrun_and_list_failures(request: RanksRequest, url: str) -> list[dic
     from torch.distributed.run import parse_args, run
 
     try:
-        run(parse_args(_torchrun_arguments(request, url)))
+        run(parse_args(_register_and_list_torchrun_arguments(request, url)))
     except ChildFailedError as error:
         return [{"rank": rank, "code": failure.exitcode} for rank, failure in error.failures.items()]
     return []

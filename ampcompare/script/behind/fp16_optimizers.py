@@ -27,7 +27,7 @@ def disable_fp16_optimizers(rows: RecordedSteps | None, events: Subscriptions) -
     """Let both classes of Apex do nothing by themselves from now on."""
     events.wrap(importlib.import_module(MODULES[0]).tofp16, "forward", lambda original, module, value: value)
     for kind in fp16_optimizer_classes():
-        events.wrap(kind, "__init__", _PassThroughFP16Optimizer(rows).make)
+        events.wrap(kind, "__init__", _PassThroughFP16Optimizer(rows).init)
         for method in METHODS & vars(kind).keys():
             events.wrap(kind, method, getattr(_PassThroughFP16Optimizer, method))
 
@@ -36,7 +36,7 @@ class _PassThroughFP16Optimizer:
     def __init__(self, rows: RecordedSteps | None) -> None:
         self._rows = rows
 
-    def make(self, original: Any, wrapper: Any, init_optimizer: Any, *_args: Any, **_settings: Any) -> None:
+    def init(self, original: Any, wrapper: Any, init_optimizer: Any, *_args: Any, **_settings: Any) -> None:
         params = [list(group["params"]) for group in init_optimizer.param_groups]
         original(wrapper, init_optimizer, verbose=False)
         for group, own in zip(init_optimizer.param_groups, params, strict=True):

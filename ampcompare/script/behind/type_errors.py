@@ -149,7 +149,7 @@ class _ScriptFailure:
         lifted: 16-bit types of the script's own weights, which the arm has made fp32.
         rounded: which whole numbers of inputs a cast of the arm has changed; "" for none.
         widening: modules that gave fp32 where they got 16 bits; None for an arm that casts no model.
-        has_gradient_graph: as of `AmpUse`.
+        has_gradient_graph: as of `ScriptAmpUse`.
     """
 
     error: BaseException
@@ -176,7 +176,7 @@ class _ScriptFailure:
                 self.casts
                 and isinstance(self.error, Exception)
                 and self.names_only_half_types
-                and bool(self.find_torch_call)
+                and bool(self.torch_call_that_raised)
             )
         if not may_be or not TYPES.search(self.first_message_line):
             return False
@@ -191,7 +191,7 @@ class _ScriptFailure:
         return bool(names) and all(HALF_TYPE.fullmatch(name) for name in names)
 
     @property
-    def find_torch_call(self) -> _TorchFunctionCall | None:
+    def torch_call_that_raised(self) -> _TorchFunctionCall | None:
         """The call of code of torch in Python that has raised; None where the script's own line has."""
         return _find_call_into_torch_that_raised(self.error.__traceback__)
 
@@ -326,7 +326,7 @@ def _lifted_weights_text(failure: _ScriptFailure) -> str:
 
 
 def _mixed_types_in_torch_text(failure: _ScriptFailure) -> str:
-    call = failure.find_torch_call
+    call = failure.torch_call_that_raised
     return f"code of torch itself in {call and call.name} computes with both types"
 
 
@@ -587,11 +587,14 @@ TYPE_ERRORS = (
 
 def _remedy_by_fp32_inputs(failure: _ScriptFailure) -> str:
     """Return what lets a line compute in fp32: of code of torch in Python, the products inside are cast again."""
-    if failure.find_torch_call is None or failure.stands not in (_StandInKind.AUTOCAST, _StandInKind.O1):
+    if failure.torch_call_that_raised is None or failure.stands not in (
+        _StandInKind.AUTOCAST,
+        _StandInKind.O1,
+    ):
         return "cast its inputs to fp32 there"
     is_o1 = failure.stands is _StandInKind.O1
     off = "amp.disable_casts()" if is_o1 else "torch.autocast(device_type, enabled=False)"
-    return f"call {failure.find_torch_call.name} inside of `with {off}:`, with its inputs cast to fp32"
+    return f"call {failure.torch_call_that_raised.name} inside of `with {off}:`, with its inputs cast to fp32"
 
 
 def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
@@ -826,8 +829,8 @@ def _has_raised_in_backward(trace: types.TracebackType | None) -> bool:
 def _has_torch_mixed_types(failure: _ScriptFailure) -> bool:
     """Return whether code of torch got tensors of one type, and has made those of another."""
     return (
-        failure.find_torch_call is not None
-        and len(failure.find_torch_call.types) == 1
+        failure.torch_call_that_raised is not None
+        and len(failure.torch_call_that_raised.types) == 1
         and not failure.names_only_half_types
     )
 

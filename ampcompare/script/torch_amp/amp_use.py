@@ -10,7 +10,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
 
 
-class AmpUse:
+class ScriptAmpUse:
     """What a script has made of `torch.amp` so far.
 
     Attributes:

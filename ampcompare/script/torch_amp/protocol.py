@@ -11,7 +11,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Subscriptions
-from ampcompare.script.torch_amp.amp_use import AmpUse
+from ampcompare.script.torch_amp.amp_use import ScriptAmpUse
 
 
 class TorchAmpStandIn:
@@ -37,7 +37,7 @@ class TorchAmpStandIn:
     num_blocks = 0
 
     def __init__(self, calls_apex: Callable[[], bool]) -> None:
-        self.script = AmpUse(calls_apex)
+        self.script = ScriptAmpUse(calls_apex)
 
     def install(self, events: Subscriptions) -> None:
         """Begin."""

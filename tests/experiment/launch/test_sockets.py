@@ -12,7 +12,7 @@ from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.experiment.launch.cell_files import private_temporary_folder
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
-from ampcompare.experiment.launch.start_ranks import RanksRequest, _torchrun_arguments
+from ampcompare.experiment.launch.start_ranks import RanksRequest, _register_and_list_torchrun_arguments
 from ampcompare.experiment.launch.worker.rank import open_rank_store
 from ampcompare.settings.config import RunConfig
 
@@ -86,7 +86,8 @@ def test_the_places_of_one_machine_are_private(tmp_path: Path) -> None:
         assert one.stat().st_mode & 0o777 == 0o700
     assert not list(tmp_path.iterdir())
     first, second = (
-        [word for word in _torchrun_arguments(request, "file://x") if "rdzv" in word] for _ in range(2)
+        [word for word in _register_and_list_torchrun_arguments(request, "file://x") if "rdzv" in word]
+        for _ in range(2)
     )
     assert first != second  # the id is random
     assert not [word for word in first if "endpoint" in word or "cell" in word]
