@@ -103,11 +103,11 @@ def lint_paths(
     """
     from ampcompare.source.find import find_sources
     from ampcompare.source.lint.report import UnreadFile
-    from ampcompare.source.lint.run import lint_files, read_selection
+    from ampcompare.source.lint.run import lint_files, read_lint_selection
     from ampcompare.source.versions import installed_or_given_versions
 
     places = [Path(path) for path in paths] or [Path()]
-    selection = replace(read_selection(places), versions=installed_or_given_versions(torch_version))
+    selection = replace(read_lint_selection(places), versions=installed_or_given_versions(torch_version))
     if select is not None:
         selection = replace(selection, select=tuple(select))
     if ignore is not None:

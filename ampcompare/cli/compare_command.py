@@ -11,7 +11,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import format_ordinal
 from ampcompare.base.option_rules import refusal_sentence, rule_of_need
 from ampcompare.cli.comparison_output import details_option, show_comparison, show_failed_gates, show_plan
-from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form, form_asked_by
+from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form, form_asked_by_parameter
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import (
     add_launch_options,
@@ -55,10 +55,10 @@ OF_RESUMPTION = (
     *SETTING_OPTIONS,
 )
 OF_ONE_STEP = ("seeds", "seed_arg", "compat_torch", "quiet", *SETTING_OPTIONS)
-RESUME = form_asked_by(
+RESUME = form_asked_by_parameter(
     "--verify-resume STEP", "resume_step", (*OF_RESUMPTION, "resume_args"), ", which trains no comparison"
 )
-CAPSULE = form_asked_by(
+CAPSULE = form_asked_by_parameter(
     "--capsule STEP", "capsule", OF_ONE_STEP, ", which keeps a step of one process of the script as it is"
 )
 
@@ -71,11 +71,11 @@ def _parse_jobs(context: Any, parameter: Any, value: str | None) -> int | str | 
 
 
 # What these print depends on every option of the comparison.
-LIST_METRICS = form_asked_by(
+LIST_METRICS = form_asked_by_parameter(
     "--list-metrics", "list_metrics", AllNamesBut(("resume_args", "dry_run", "emit_cells"))
 )
-DRY_RUN = form_asked_by("--dry-run", "dry_run", AllNamesBut(("resume_args", "emit_cells")))
-EMIT_CELLS = form_asked_by("--emit-cells", "emit_cells", AllNamesBut(("resume_args",)))
+DRY_RUN = form_asked_by_parameter("--dry-run", "dry_run", AllNamesBut(("resume_args", "emit_cells")))
+EMIT_CELLS = form_asked_by_parameter("--emit-cells", "emit_cells", AllNamesBut(("resume_args",)))
 FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, default_form(AllNamesBut(("resume_args",))))
 RULES = (
     rule_of_need(
@@ -288,7 +288,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     )
 
 
-def _write_capsule_of_script(options: CompareOptions, step: int) -> int:
+def _run_script_keeping_capsule(options: CompareOptions, step: int) -> int:
     """Keep a step of the script with the seed and the arguments of its first cell, and return the exit code."""
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.compare import plan_comparison
@@ -319,7 +319,7 @@ def run_instead_of_comparison(
     if asked is RESUME:
         return _verify_resume(options, parameters)
     if asked is CAPSULE:
-        return _write_capsule_of_script(options, parameters["capsule"])
+        return _run_script_keeping_capsule(options, parameters["capsule"])
     if asked is LIST_METRICS:
         return print_script_metrics(plan_comparison(options).plan.cells[0])
     if asked is DRY_RUN:

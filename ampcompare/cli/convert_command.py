@@ -12,7 +12,7 @@ from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.option_rules import OptionRule
-from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import print_json
 from ampcompare.cli.shared_options import json_option
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 convert_option = option_factory(convert_checkpoint)
 
-INSPECT = form_asked_by("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
+INSPECT = form_asked_by_parameter("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
 CONVERT = default_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))
 FORMS = (INSPECT, CONVERT)
 NEEDS_TARGET = OptionRule(

@@ -10,7 +10,7 @@ from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.option_rules import OptionRule
-from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, option, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import print_document, print_folded_on_stderr, text_width
@@ -23,7 +23,9 @@ DEFAULT_ARM = default_of_parameter(api_diagnose, "arm")
 
 # What both forms read, next to the settings in `settings/reads.py`.
 IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
-LOOK_AHEAD = form_asked_by("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation")
+LOOK_AHEAD = form_asked_by_parameter(
+    "--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation"
+)
 FORMS = (LOOK_AHEAD, default_form((*IN_BOTH, "reference", "cures", "preflight")))
 ONE_ARM = OptionRule(
     "--arm",

@@ -14,7 +14,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.option_rules import OptionRule, refusal_sentence, rule_of_need
-from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, WordChoice
@@ -37,13 +37,13 @@ def _is_stack_asked_for(values: Mapping[str, Any]) -> bool:
     return bool(values["stacks"]) or "@" in (values["arm"] or "")
 
 
-VERIFY_RESUME = form_asked_by(
+VERIFY_RESUME = form_asked_by_parameter(
     "--verify-resume STEP",
     "verify_resume",
     (*IN_EACH, "arm", "engine", "seed", "autocast_lists", "resume_args", "fault"),
     ", which runs the script by itself, in this environment",
 )
-KEEP_STEP = form_asked_by(
+KEEP_STEP = form_asked_by_parameter(
     "--capsule STEP",
     "capsule",
     (*IN_EACH, "engine", "seed"),
@@ -178,7 +178,7 @@ def command(
         return _verify_resume(how, call, options)
     if asked is KEEP_STEP:
         assert capsule is not None
-        return _write_capsule(capsule, call, options)
+        return _run_script_keeping_capsule(capsule, call, options)
     if asked is IN_STACK:
         return _run_script_in_stack(stacks, call.python_arguments, ledger=ledger, **options)
     if asked is UNDER_ARM and options["arm"] is None:
@@ -269,7 +269,7 @@ def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options:
     return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
 
 
-def _write_capsule(step: int, call: ScriptCall, options: dict[str, Any]) -> int:
+def _run_script_keeping_capsule(step: int, call: ScriptCall, options: dict[str, Any]) -> int:
     """Run a script as it is, keep one of its steps, and return its exit code."""
     from ampcompare.base.environment.extras import require_torch
 

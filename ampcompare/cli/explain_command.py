@@ -11,7 +11,7 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
-from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
 from ampcompare.cli.output import print_document, print_json, say_on_stdout, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, config_of_watched_arm
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
@@ -28,7 +28,7 @@ def _is_model_named(values: Mapping[str, Any]) -> bool:
 
 
 IN_EACH = ("arm_text", "as_json")
-OF_SCRIPT = form_asked_by("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS))
+OF_SCRIPT = form_asked_by_parameter("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS))
 OF_MODEL = CommandForm(
     "a model named with --arch", frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}), _is_model_named
 )

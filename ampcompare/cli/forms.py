@@ -45,7 +45,7 @@ class AllNamesBut:
         return name not in self.names
 
 
-def form_asked_by(
+def form_asked_by_parameter(
     asked_by: str, parameter: str, reads: Iterable[str] | AllNamesBut, because: str = "", advice: str = ""
 ) -> CommandForm:
     """Return the form that a parameter asks for when it has a value; it is one of those that act."""

@@ -15,7 +15,7 @@ from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.forms import (
     CommandForm,
     default_form,
-    form_asked_by,
+    form_asked_by_parameter,
     form_asked_for,
     refuse_given_parameters,
 )
@@ -39,8 +39,8 @@ VARIABLE = environment_variable_of_option("judge", "--against")
 
 
 OF_TABLES = ("metric", "better", "margin", "sd")
-LOGPROBS = form_asked_by("--logprobs A B", "logprobs", ("twin", "as_json"))
-AGAINST = form_asked_by("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json"))
+LOGPROBS = form_asked_by_parameter("--logprobs A B", "logprobs", ("twin", "as_json"))
+AGAINST = form_asked_by_parameter("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json"))
 TABLE = default_form(
     (*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json")
 )
@@ -165,7 +165,7 @@ def command(
     """
     if asked is LOGPROBS:
         assert logprobs is not None
-        return _judge_logprobs(logprobs, twin)
+        return _print_judgment_of_logprobs(logprobs, twin)
     from ampcompare.results.analysis.results_table import EXAMPLE, EXAMPLE_SD
     from ampcompare.results.report.documents.comparison import comparison_document
 
@@ -173,7 +173,7 @@ def command(
         options["margin"] = default_of_parameter(judge_table, "margin")
     if asked is AGAINST:
         assert old is not None
-        return _judge_against(table, old, arm, options)
+        return _print_judgment_against_old(table, old, arm, options)
     if example and options["sd"] is None:
         options["sd"] = EXAMPLE_SD
     source = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table or EXAMPLE
@@ -182,7 +182,7 @@ def command(
     return 0
 
 
-def _judge_logprobs(files: tuple[str, str], twin: str | None) -> int:
+def _print_judgment_of_logprobs(files: tuple[str, str], twin: str | None) -> int:
     """Print one line of JSON, and return the exit code that is the answer."""
     from ampcompare.results.analysis.logprobs import judge_logprobs
 
@@ -191,7 +191,7 @@ def _judge_logprobs(files: tuple[str, str], twin: str | None) -> int:
     return result.exit_code
 
 
-def _judge_against(table: str | None, old: str, arm: str | None, options: dict[str, Any]) -> int:
+def _print_judgment_against_old(table: str | None, old: str, arm: str | None, options: dict[str, Any]) -> int:
     """Print one line of JSON, and return the exit code that is the answer."""
     from ampcompare.experiment.floor import read_losses_and_gradient_norms
     from ampcompare.results.analysis.floor import is_envelope, judge_step_rows, read_envelope

@@ -20,7 +20,7 @@ from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text
 from ampcompare.source.lint.read.module import Finding
 from ampcompare.source.lint.report import level_of_code
-from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes, read_selection
+from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes, read_lint_selection
 from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 from ampcompare.source.syntax import SourceInvalid
 from ampcompare.source.versions import Versions, installed_or_given_versions
@@ -89,7 +89,7 @@ class _EditorAnswers:
     def _selection_and_findings(self, document: TextDocument) -> tuple[LintSelection, list[Finding]]:
         path = Path(document.path)
         try:
-            selection = replace(read_selection([path]), versions=self._versions)
+            selection = replace(read_lint_selection([path]), versions=self._versions)
             return selection, check_text(document.source, selection.reports_code, self._versions, path)
         except (AmpCompareError, SourceInvalid):
             # half a line is written, or the settings are: the next change tells

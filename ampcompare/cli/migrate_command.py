@@ -13,7 +13,7 @@ import click
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.option_rules import rule_of_exclusion
-from ampcompare.cli.forms import CommandForm, default_form, form_asked_by
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import print_folded_on_stderr
 from ampcompare.cli.values import FILE, WordChoice
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from ampcompare.source.migrate.adapter.project import AdapterPlan
     from ampcompare.source.migrate.project import FileMigration
 
-VERIFY_RESUME = form_asked_by(
+VERIFY_RESUME = form_asked_by_parameter(
     "--verify-resume STEP",
     "resume_step",
     ("paths", "adapter", "rewrite", "resume_args", "convert"),
     ", which runs two scripts and changes no file",
 )
-VERIFY = form_asked_by(
+VERIFY = form_asked_by_parameter(
     "--verify",
     "verify",
     ("paths", "adapter", "rewrite", "steps", "stack", "preflight"),
     ", which changes no file and rewrites for the torch that is installed",
 )
-ADAPT = form_asked_by(
+ADAPT = form_asked_by_parameter(
     "--adapter", "adapter", ("paths", "mode"), ", which keeps the code, for all versions of torch"
 )
 FORMS = (VERIFY_RESUME, VERIFY, ADAPT, default_form(("paths", "torch_version", "mode", "rewrite")))

@@ -29,10 +29,11 @@ def outline_text(outline: PlanOutline, device: str) -> str:
         what += f", {outline.num_cached} cached"
     if outline.jobs > 1:
         what += f", {outline.jobs} at a time"
-    return f"{what}; {_places_text(outline.cells, device)}; into {printable_line(str(outline.folder), 300)}"
+    places = _devices_and_processes_text(outline.cells, device)
+    return f"{what}; {places}; into {printable_line(str(outline.folder), 300)}"
 
 
-def _places_text(cells: Sequence[RunConfig], device: str) -> str:
+def _devices_and_processes_text(cells: Sequence[RunConfig], device: str) -> str:
     """Return where cells run: devices, threads and processes, each as often as it differs."""
     where = {f"on {cell.launcher.capitalize()}" for cell in cells if cell.launcher in REMOTE_LAUNCHERS}
     if not where:

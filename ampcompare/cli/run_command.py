@@ -13,7 +13,7 @@ from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable_line
 from ampcompare.cli.comparison_output import details_option
-from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form, form_asked_by
+from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form, form_asked_by_parameter
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, option_factory
 from ampcompare.cli.launching import (
     add_launch_options,
@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from ampcompare.experiment.single_run import ResumeVerification, RunOutcome
 
 # What the first two print depends on every option of the run.
-LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllNamesBut(("dry_run", "verify_resume")))
-DRY_RUN = form_asked_by("--dry-run", "dry_run", AllNamesBut(("verify_resume",)))
-VERIFY_RESUME = form_asked_by("--verify-resume", "verify_resume", AllNamesBut(()))
+LIST_METRICS = form_asked_by_parameter(
+    "--list-metrics", "list_metrics", AllNamesBut(("dry_run", "verify_resume"))
+)
+DRY_RUN = form_asked_by_parameter("--dry-run", "dry_run", AllNamesBut(("verify_resume",)))
+VERIFY_RESUME = form_asked_by_parameter("--verify-resume", "verify_resume", AllNamesBut(()))
 FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, default_form(AllNamesBut(())))
 
 

@@ -50,7 +50,7 @@ def examine_apex(
         folder: where the files of the shim are, instead of the site-packages of this environment.
         seconds: time limit of each import that is tried.
     """
-    install = find_installed_apex(path) if path is not None else _apex_install_for_script()
+    install = find_installed_apex(path) if path is not None else _find_apex_as_script_would()
     shim = shim_status(folder)
     if install.kind == "absent" and shim.on:
         reason = "your own code that imports apex gets ampcompare's engine; libraries and find_spec find none"
@@ -115,7 +115,7 @@ def _check_apex_without_amp(install: ApexInstall, shim: ShimStatus) -> Check:
     return _make_check(install, shim, "no_amp", "warning", f"{name} without apex.amp", reason, (SHIM,))
 
 
-def _apex_install_for_script() -> ApexInstall:
+def _find_apex_as_script_would() -> ApexInstall:
     """Look in the working directory first, and last where editable installations are."""
     install = find_installed_apex([os.getcwd(), *search_path_of_child()])
     if install.kind in ("absent", "namespace"):

@@ -22,7 +22,7 @@ from ampcompare.doctor.apex import examine_apex
 from ampcompare.doctor.finding import VERDICTS, Check, Verdict, ask
 from ampcompare.doctor.gpu import driver_version_and_evidence, examine_gpus, has_nvidia_gpu
 from ampcompare.doctor.importers import examine_importers
-from ampcompare.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
+from ampcompare.doctor.machine import examine_machine, examine_processor, examine_torch, examine_torchvision
 from ampcompare.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 
 # Extra: its distributions, and what it adds.
@@ -203,7 +203,7 @@ def examine(
         others = ask("accelerators", seconds=seconds, options={"kinds": kinds}) if kinds else None
         gpus = ask("gpus", seconds=seconds) if build and (build["cuda"] or build["hip"]) else None
         torch_check, apex = examine_torch(torch, has_gpu=has_nvidia_gpu()), apex_asked.result()
-        vision_check = examine_vision(
+        vision_check = examine_torchvision(
             vision.result(), build["version"] if build else installed_version("torch")
         )
     devices = gpus.value.get("devices", ()) if gpus and gpus.has_returned else ()

@@ -162,7 +162,7 @@ def examine_torch(answer: ChildAnswer, *, has_gpu: bool) -> Check:
     return Check("Software", "torch", value, "ok", facts=facts)
 
 
-def examine_vision(answer: ChildAnswer, torch_version: str | None) -> Check:
+def examine_torchvision(answer: ChildAnswer, torch_version: str | None) -> Check:
     """Check whether torchvision fits torch and imports.
 
     Args:

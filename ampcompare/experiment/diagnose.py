@@ -37,7 +37,7 @@ from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.report.base import write_result_in_formats
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import ERRORS, ScriptRequest
+from ampcompare.settings.examination import ERRORS, ScriptExaminationRequest
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.loops import Loop
@@ -199,7 +199,7 @@ def run_examined_script(
     config: RunConfig,
     folder: Path,
     kind: str,
-    request: ScriptRequest,
+    request: ScriptExaminationRequest,
     answer: Path,
     what: str,
     environment: Mapping[str, str] | None = None,

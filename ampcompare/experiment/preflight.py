@@ -236,7 +236,7 @@ def require_different_runs_by_seed(found: Preflight, seeds: Sequence[int]) -> No
         ConfigError: the script trains the same under two seeds.
     """
     if found.copies and len(seeds) > 1:
-        raise ConfigError(f"{found.copies_sentence}; or run one seed, --seeds {seeds[0]} {SKIPPED}")
+        raise ConfigError(f"{found.identical_seeds_sentence}; or run one seed, --seeds {seeds[0]} {SKIPPED}")
 
 
 def error_of_failed_arms(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:

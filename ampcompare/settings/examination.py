@@ -20,7 +20,7 @@ ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 @dataclass(frozen=True)
-class ScriptRequest:
+class ScriptExaminationRequest:
     """Which script to run under examination; what to see of it is in subclasses.
 
     `ended` is a file for the exit code of the watched process, or of rank 0.

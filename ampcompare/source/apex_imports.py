@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ampcompare.source.syntax import FunctionNode, ImportNode, catches_import_error, last_name
+from ampcompare.source.syntax import FunctionNode, ImportNode, catches_missing_module, last_name
 
 # always: when the file is imported; asked: behind a condition; tried: its error is caught; called: in a function.
 Reach = Literal["always", "asked", "tried", "called", "question"]
@@ -84,7 +84,7 @@ def _apex_modules_imported_by(node: ImportNode) -> list[str]:
 
 def _goes_on_without_module(handler: ast.ExceptHandler) -> bool:
     """Return whether a script goes on where a module is not there: what catches that does not raise again."""
-    return catches_import_error(handler) and not any(isinstance(last, ast.Raise) for last in handler.body)
+    return catches_missing_module(handler) and not any(isinstance(last, ast.Raise) for last in handler.body)
 
 
 def _apex_availability_calls_in(node: ast.stmt, reach: Reach) -> Iterator[ApexImport]:

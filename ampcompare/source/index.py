@@ -493,7 +493,7 @@ class Index:
 
     def _values_of_top_name(self, module: Module, name: str) -> Values:
         bindings = self._bindings_of_scope(module.top).get(name)
-        stored = self._values_stored_on_attribute(
+        stored = self._values_stored_from_outside(
             name, lambda value: isinstance(value, _ProjectModule) and value.module is module
         )
         if bindings:
@@ -562,7 +562,7 @@ class Index:
 
     def _values_of_member(self, value: Value, name: str) -> Values:
         if isinstance(value, ImportedObject):
-            stored = self._values_stored_on_attribute(name, lambda other: other == value)
+            stored = self._values_stored_from_outside(name, lambda other: other == value)
             return frozenset(stored) | {ImportedObject(public_full_name(f"{value.name}.{name}"))}
         if isinstance(value, _ProjectModule):
             return self._values_of_module_name(value.module, name)
@@ -599,7 +599,7 @@ class Index:
         """Return what an attribute of an object of a class is, by its methods and by what is assigned to it."""
         order, outside = self._project_bases_and_first_outside(scope)
         found: set[Value] = set(
-            self._values_stored_on_attribute(name, lambda value: _may_belong_to_scopes(value, order))
+            self._values_stored_from_outside(name, lambda value: _may_belong_to_scopes(value, order))
         )
         for each in order:
             for value in each.values.get(f"self.{name}", ()):
@@ -873,7 +873,7 @@ class Index:
                         )
         return found
 
-    def _values_stored_on_attribute(self, name: str, fits: Callable[[Value], bool]) -> set[Value]:
+    def _values_stored_from_outside(self, name: str, fits: Callable[[Value], bool]) -> set[Value]:
         """Return what is assigned to an attribute of an object from outside of it, where the object may be that one."""
         found: set[Value] = set()
         for owner, value, scope in self._stores_by_attribute.get(name, ()):
@@ -1034,7 +1034,9 @@ class _FunctionsWithUnseenCalls:
 
     def __contains__(self, scope: Scope) -> bool:
         index, name = self._index, getattr(scope.node, "name", "")
-        if not name or any(_is_outside_decorator(each) for each in getattr(scope.node, "decorator_list", [])):
+        if not name or any(
+            _may_decorator_register_function(each) for each in getattr(scope.node, "decorator_list", [])
+        ):
             return True
         if name in index._calls_by_last_name_and_other_uses[1]:
             return True
@@ -1125,7 +1127,7 @@ def _is_decorated(scope: Scope) -> bool:
     return any(dotted_name(each) not in plain for each in getattr(scope.node, "decorator_list", []))
 
 
-def _is_outside_decorator(node: ast.expr) -> bool:
+def _may_decorator_register_function(node: ast.expr) -> bool:
     """Return whether a decorator may register the function, so that others call it."""
     name = dotted_name(node.func if isinstance(node, ast.Call) else node) or ""
     return "regist" in name.lower() or name.endswith((".command", ".main", ".connect", ".on", ".hook"))

@@ -491,10 +491,10 @@ class Module(SourceText):
             return names[0]
         is_there = isinstance(node, ast.expr) and self._runs_where_it_stands(node, scope)
         end = (node.lineno, node.col_offset) if is_there and isinstance(node, ast.expr) else None
-        bindings = self._lasting_bindings(scope, name, end)
+        bindings = self._bindings_not_surely_replaced(scope, name, end)
         if is_there and len(names) > 1 and bindings:
             statement, full = bindings[-1]
-            if full is not None and self._always_runs_before(statement, node):
+            if full is not None and self._is_block_around_later_node(statement, node):
                 return full
         found = [full for _, full in bindings if full is not None]
         if bindings and not found:
@@ -513,7 +513,7 @@ class Module(SourceText):
             below = outer
         return False
 
-    def _lasting_bindings(
+    def _bindings_not_surely_replaced(
         self, scope: Scope, name: str, end: tuple[int, int] | None
     ) -> list[tuple[ast.stmt, str | None]]:
         """Return the statements that bind a name in a scope, each with the full name that an import has for it.
@@ -529,7 +529,9 @@ class Module(SourceText):
         found = self._bound[scope, name]
         if end is not None:
             found = [each for each in found if _end_of_statement(each[0]) < end]
-        return [each for each in found if not any(self._surely_rebinds(other, each[0]) for other, _ in found)]
+        return [
+            each for each in found if not any(self._surely_runs_after(other, each[0]) for other, _ in found)
+        ]
 
     def _own_bindings(self, scope: Scope, name: str) -> Iterator[tuple[ast.stmt, None]]:
         """Yield the functions, classes and assignments of a scope that bind a name, without those of what it has."""
@@ -546,15 +548,15 @@ class Module(SourceText):
                 ):
                     yield node, None
 
-    def _surely_rebinds(self, later: ast.stmt, earlier: ast.stmt) -> bool:
+    def _surely_runs_after(self, later: ast.stmt, earlier: ast.stmt) -> bool:
         """Return whether a statement runs behind another one of its scope whenever that runs, and stands below it."""
         return (
             _end_of_statement(earlier) < _end_of_statement(later)
             and self.scope_of[later] is self.scope_of[earlier]
-            and self._always_runs_before(later, earlier)
+            and self._is_block_around_later_node(later, earlier)
         )
 
-    def _always_runs_before(self, statement: ast.stmt, node: ast.AST) -> bool:
+    def _is_block_around_later_node(self, statement: ast.stmt, node: ast.AST) -> bool:
         """Return whether a statement stands in a block that holds a node below it."""
         block = self.block_of(statement)
         return any(each in block for each in (self.statement_around(node), *self.ancestors(node)))

@@ -151,7 +151,7 @@ class ImportIndex:
 
     def _names_in_folder(self, folder: Path) -> set[str]:
         if folder not in self._entries:
-            self._entries[folder] = _entries_of(folder)
+            self._entries[folder] = _entry_names_of_folder(folder)
         return self._entries[folder]
 
     def file_of_module_below(self, root: Path, name: str) -> Path | None:
@@ -441,7 +441,7 @@ def _parse_file(path: Path, modified: int, size: int) -> Module | None:
         return None
 
 
-def _entries_of(folder: Path) -> set[str]:
+def _entry_names_of_folder(folder: Path) -> set[str]:
     """Return the names of the files and folders in a folder; none where it cannot be read."""
     try:
         return set(os.listdir(folder))

@@ -182,7 +182,7 @@ def calls_in(node: ast.AST) -> list[ast.Call]:
     return [each for each in walk(node) if isinstance(each, ast.Call)]
 
 
-def catches_import_error(handler: ast.ExceptHandler) -> bool:
+def catches_missing_module(handler: ast.ExceptHandler) -> bool:
     """Return whether a handler catches that a module is not there, whatever it does then."""
     return handler.type is None or any(last_name(each) in IMPORT_ERRORS for each in elements(handler.type))
 

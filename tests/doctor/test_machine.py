@@ -19,7 +19,7 @@ from ampcompare.doctor.finding import Check, ask
 from ampcompare.doctor.machine import (
     examine_machine,
     examine_processor,
-    examine_vision,
+    examine_torchvision,
     version_of_fitting_torchvision,
 )
 from ampcompare.doctor.probes import accelerators
@@ -173,7 +173,7 @@ def examined(site: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str],
 
     def examine(torch: str, vision: str) -> Check:
         monkeypatch.setattr(machine, "installed_version", {"torchvision": vision}.get)
-        return examine_vision(ask("torchvision_import", path=site.path), torch)
+        return examine_torchvision(ask("torchvision_import", path=site.path), torch)
 
     return examine
 
@@ -202,6 +202,6 @@ def test_mismatch_that_does_not_import(site: Any, examined: Callable[[str, str],
 def test_no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its absence is a note: built-in models need none."""
     monkeypatch.setattr(machine, "installed_version", {}.get)
-    finding = examine_vision(ChildAnswer({}, "raised", "not installed"), "2.13.0")
+    finding = examine_torchvision(ChildAnswer({}, "raised", "not installed"), "2.13.0")
     assert (finding.value, finding.verdict) == ("not installed", "note")
     assert "torchvision==0.28.*" in finding.remedy[0]

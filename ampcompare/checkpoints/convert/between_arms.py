@@ -59,7 +59,7 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> ConvertedCheckpo
         copy_containers(state), conversion_kind_of_arm(parts.arm), level or was_level, text
     )
     scalers = _scalers_as_grad_scalers(state, was, was_level, result)
-    _drop_compensation(result.state, result)
+    _drop_kahan_compensation(result.state, result)
     convert_to_fp32(parts, result, was_level)
     key, entry = _key_and_precision_state_for_arm(target, level, scalers, result)
     state_now = {name: value for name, value in result.state.items() if name not in PRECISION_KEYS}
@@ -87,7 +87,7 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> ConvertedCheckpo
     return result
 
 
-def _drop_compensation(state: dict[str, Any], result: ConvertedCheckpoint) -> None:
+def _drop_kahan_compensation(state: dict[str, Any], result: ConvertedCheckpoint) -> None:
     """Remove what the rounding of weights has cut off, which only an arm with Kahan's compensation keeps."""
     entries = [
         entry

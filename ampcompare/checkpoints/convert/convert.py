@@ -36,8 +36,8 @@ from ampcompare.checkpoints.convert.scalers import (
     grad_scaler_states_from_apex,
     grad_scaler_states_from_values,
     is_number_or_scalar_tensor,
-    lines_on_flags_of_unfinished_step,
     unchecked_scale_of_state,
+    unfinished_step_flag_lines,
     values_of_loss_scaler,
 )
 from ampcompare.checkpoints.reader.foreign import PlainContents, open_checkpoint, translate_parser_errors
@@ -286,7 +286,7 @@ def _unwrap_optimizers_and_take_scales(
     for place, state in contents.wrappers.items():
         if unchecked_scale_of_state(state) is not None or "loss_scaler" in state:
             scales[".".join(place)] = values_of_loss_scaler(state)
-        result.lost += lines_on_flags_of_unfinished_step(state)
+        result.lost += unfinished_step_flag_lines(state)
         result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of it")
         holder = entry_at_place(result.state, place[:-1])
         key = key_named_by_place(holder, place[-1])

@@ -169,7 +169,7 @@ def contents_by_kind(root: Any) -> CheckpointContents:
     if not parts.models:
         parts.models, parts.averages = parts.averages, {}
     parts.writer, parts.because = _writer_of_file(root, parts)
-    _add_masters(root, parts)
+    _separate_masters_from_models(root, parts)
     return parts
 
 
@@ -193,7 +193,7 @@ def _contents_field_of_entry(value: Any, place: Place) -> str | None:
     return None
 
 
-def _add_masters(root: Mapping[Any, Any], contents: CheckpointContents) -> None:
+def _separate_masters_from_models(root: Mapping[Any, Any], contents: CheckpointContents) -> None:
     """Find the fp32 copies of 16-bit weights, which are then no models."""
     masters = find_masters(root, contents.models, list(contents.wrappers))
     own = [

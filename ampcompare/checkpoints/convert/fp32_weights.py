@@ -154,7 +154,7 @@ def split_flat_optimizer_state(
         with translate_entry_errors(name, "param_groups", place):
             for number in group["params"]:
                 entry = optimizer["state"].get(number)
-                size = _flat_element_count(entry)
+                size = _element_count_of_flat_state(entry)
                 layout = next((held for held in layouts if held[0] == size), None)
                 if layout is None and size:
                     result.lost.append(
@@ -184,7 +184,7 @@ def _shapes_of_weights(model: Mapping[str, Any]) -> list[torch.Size]:
     return list(weights.values())
 
 
-def _flat_element_count(entry: Any) -> int:
+def _element_count_of_flat_state(entry: Any) -> int:
     """Return the elements of the state of a parameter that has one dimension, as all of it has; 0 if not.
 
     8-bit state has tables next to it, LBFGS has lists, and both belong to parameters as they are.
@@ -205,7 +205,7 @@ def _are_parameters_flat(optimizer: Mapping[str, Any], weights: list[torch.Size]
     """
     numbers = [number for group in optimizer["param_groups"] for number in group.get("params", ())]
     entries = [optimizer["state"][number] for number in numbers if optimizer["state"].get(number)]
-    sizes = [_flat_element_count(entry) for entry in entries]
+    sizes = [_element_count_of_flat_state(entry) for entry in entries]
     vectors = {shape.numel() for shape in weights if len(shape) == 1}
     if not sizes or not all(sizes) or len(numbers) >= len(weights):
         return False

@@ -175,7 +175,7 @@ def values_of_loss_scaler(state: Any) -> LossScalerValues:
     return LossScalerValues(scale, True, count, window, factor, least, most)
 
 
-def lines_on_flags_of_unfinished_step(state: Mapping[str, Any]) -> Iterator[str]:
+def unfinished_step_flag_lines(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each flag of an `FP16_Optimizer` that says what it was in the middle of."""
     if state.get("overflow"):
         yield "overflow=True: saved between backward and step, that step is no longer skipped; saved after it, nothing"

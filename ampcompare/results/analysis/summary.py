@@ -19,7 +19,7 @@ from ampcompare.results.analysis.effects.quality import (
 )
 from ampcompare.results.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
 from ampcompare.results.analysis.effects.step_time import (
-    time_evidence,
+    step_time_evidence,
     time_ratio_of_log,
     timing_rounds_sentence,
 )
@@ -160,8 +160,8 @@ def quantity_tests(
             margin.metric.difference_from_score_difference,
         ),
         "time": QuantityTest(
-            time_evidence,
-            lambda itself: Evidence(mean=time_evidence(itself).mean),
+            step_time_evidence,
+            lambda itself: Evidence(mean=step_time_evidence(itself).mean),
             terms.log_time_margin(),
             lambda speed: time_ratio_of_log(-speed),
         ),

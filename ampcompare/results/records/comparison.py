@@ -176,7 +176,7 @@ class ArmSummary(_ResultRow):
 
     Times are means over the runs whose times are valid; if `invalid_time` is not empty, over all of them, for programs
     only: no table and no figure shows them. Values of the metric are as records store them, differences as
-    `Metric.differ` gives them.
+    `Metric.difference_from_reference` gives them.
     """
 
     arm: ArmLabel

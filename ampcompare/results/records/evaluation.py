@@ -212,7 +212,9 @@ class PrecisionRow(FrozenRecord):
         None, description="of the first metric, in the arm's own evaluation of these runs"
     )
     metric_mean: Number | None = None
-    difference: Number | None = Field(None, description="mean over runs, as `Metric.differ` gives it")
+    difference: Number | None = Field(
+        None, description="mean over runs, by `Metric.difference_from_reference`"
+    )
     low: float | None = Field(
         None, description="of the 95 % interval over seeds; None with fewer than three runs"
     )

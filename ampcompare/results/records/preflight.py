@@ -100,7 +100,7 @@ class Preflight(FrozenRecord):
         return label in self.arms and bool(self.arms[label].error)
 
     @property
-    def copies_sentence(self) -> str:
+    def identical_seeds_sentence(self) -> str:
         """What there is to say where two seeds gave the same run."""
         option = (
             f"--seed-arg={self.seed_option} passes it on"
@@ -128,7 +128,7 @@ class Preflight(FrozenRecord):
         lines += [f"  {format_few_names(arms)}: {text}" for text, arms in self.remarks.items()]
         lines += self._lost_loss_lines(trained)
         if self.copies:
-            lines.append(f"  {self.copies_sentence}")
+            lines.append(f"  {self.identical_seeds_sentence}")
         for name, value in self.metrics.items():
             seen = f"{value:g} so far" if value is not None else f"not seen in {format_count(steps, 'step')}"
             lines.append(f"  metric {name}: {seen}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ampcompare.script.invocation.exec_settings import ExecSettings
     from ampcompare.script.process.prepare import PreparedProcess
     from ampcompare.script.recording.recorder import Recorder
-    from ampcompare.settings.examination import ScriptRequest
+    from ampcompare.settings.examination import ScriptExaminationRequest
     from ampcompare.settings.resume_trace import ResumeTraceRequest
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -42,13 +42,13 @@ def main(kind: str, path: str) -> int:
     from ampcompare.settings.resume_trace import ResumeTraceRequest
 
     rank = rank_of_process()
-    kinds: dict[str, type[ScriptRequest]] = {
+    kinds: dict[str, type[ScriptExaminationRequest]] = {
         "diagnosed": StepWatchRequest,
         "profiled": ProfileRequest,
         "prefix": PrefixWatchRequest,
         "resumed": ResumeTraceRequest,
     }
-    request: ScriptRequest = kinds[kind].read(Path(path))
+    request: ScriptExaminationRequest = kinds[kind].read(Path(path))
     status = 1
     try:
         if isinstance(request, StepWatchRequest):
@@ -235,7 +235,7 @@ def _run_traced_script(request: ResumeTraceRequest, rank: int) -> int:
 
 
 def _run_with_observer(
-    request: ScriptRequest,
+    request: ScriptExaminationRequest,
     install: Callable[[Recorder], None],
     *,
     rewrite: str | None = None,

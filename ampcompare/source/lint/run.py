@@ -68,7 +68,7 @@ def _reported_codes(select: tuple[str, ...], ignore: tuple[str, ...]) -> frozens
     return frozenset(chosen)
 
 
-def read_selection(paths: Sequence[Path]) -> LintSelection:
+def read_lint_selection(paths: Sequence[Path]) -> LintSelection:
     """Return the table `[tool.ampcompare.lint]` of the nearest pyproject.toml above the first path that has it.
 
     Raises:

@@ -26,7 +26,7 @@ def map_files(function: Callable[[Path], T], files: Sequence[Path]) -> Iterator[
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     done = 0
-    if cores > 1 and _may_fork() and sum(map(_size_of_file, files)) >= WORTH_SHARING:
+    if cores > 1 and _can_fork_safely() and sum(map(_size_of_file, files)) >= WORTH_SHARING:
         try:
             with ProcessPoolExecutor(
                 cores, multiprocessing.get_context("fork"), initializer=_ignore_interrupts
@@ -39,7 +39,7 @@ def map_files(function: Callable[[Path], T], files: Sequence[Path]) -> Iterator[
     yield from map(function, files[done:])
 
 
-def _may_fork() -> bool:
+def _can_fork_safely() -> bool:
     """Return whether a fork of this process cannot inherit a lock that a thread holds: torch has threads of its own."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 

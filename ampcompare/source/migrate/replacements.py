@@ -501,7 +501,7 @@ class ApexUseRewriter:
             raise UnsureRewrite(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
         if not known.keys() <= set(DDP_ARGUMENTS):  # torch's own arguments, which Apex would refuse
             return
-        if self._halves_weights():
+        if self._initializes_at_o2_or_o3():
             self._add_note(call, SHARDS)
         if len(known) == 1:
             self._add_argument(call, APART)
@@ -524,7 +524,7 @@ class ApexUseRewriter:
                 call, f"{dropped} of Apex's DistributedDataParallel has no equivalent and is left out"
             )
 
-    def _halves_weights(self) -> bool:
+    def _initializes_at_o2_or_o3(self) -> bool:
         """Return whether the module initializes at O2 or O3, whose weights take half the memory."""
         calls = [
             self._find_call_with_function(use)
@@ -627,11 +627,13 @@ def is_in_type_test(module: Module, node: ast.AST) -> bool:
         if isinstance(outer, ast.Call):
             return last_name(outer.func) in ("isinstance", "issubclass") and below in outer.args[1:]
         if isinstance(outer, (ast.Compare, ast.stmt)):
-            return isinstance(outer, ast.Compare) or _is_asked_for_by_name(module, outer, below)
+            return isinstance(outer, ast.Compare) or _is_named_tuple_of_types_only_tested(
+                module, outer, below
+            )
     return False
 
 
-def _is_asked_for_by_name(module: Module, statement: ast.AST, value: ast.AST) -> bool:
+def _is_named_tuple_of_types_only_tested(module: Module, statement: ast.AST, value: ast.AST) -> bool:
     """Return whether a statement gives a tuple of types a name, by which the module only asks for types."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target: ast.expr = statement.targets[0]
@@ -649,10 +651,10 @@ def _is_asked_for_by_name(module: Module, statement: ast.AST, value: ast.AST) ->
         and last_name(node) == name
         and isinstance(node.ctx, ast.Load)
     ]
-    return bool(uses) and all(_stands_in_type_question(module, each) for each in uses)
+    return bool(uses) and all(_is_value_used_in_type_test(module, each) for each in uses)
 
 
-def _stands_in_type_question(module: Module, node: ast.AST) -> bool:
+def _is_value_used_in_type_test(module: Module, node: ast.AST) -> bool:
     """Return whether what a name holds is a type, or several, for which `isinstance` or a comparison asks."""
     below, outer = node, module.parent(node)
     while isinstance(outer, (ast.BinOp, ast.Tuple, ast.List, ast.Starred)):

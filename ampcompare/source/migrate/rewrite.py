@@ -47,7 +47,7 @@ from ampcompare.source.syntax import (
     ImportNode,
     SourceInvalid,
     argument,
-    catches_import_error,
+    catches_missing_module,
     is_literal,
     last_name,
     root_name,
@@ -172,7 +172,7 @@ def migrate_text(
     rewrite.rewrite_imports()
     probes = _notes_on_checks_for_apex(module, names, rewrite.edits)
     if probes and not alone and (asking := _file_left_by_hand(around, module)):
-        return _migration_of_asking_module(
+        return _unchanged_migration_of_asking_module(
             module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))
         )
     rewrite.complete_module(probes)
@@ -247,7 +247,9 @@ def _private_state_findings(module: Module, around: Neighbors) -> list[Finding]:
     return [Finding.of_node(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
 
 
-def _migration_of_asking_module(module: Module, names: ModuleImports, finding: Finding) -> Migration:
+def _unchanged_migration_of_asking_module(
+    module: Module, names: ModuleImports, finding: Finding
+) -> Migration:
     """Return a module as it is, under the finding: it asks whether Apex is there, for a file that still needs it."""
     edits = Edits(module)
     _put_comments_above_left_by_hand(module, edits, [finding])
@@ -486,12 +488,16 @@ def _notes_on_checks_for_apex(module: Module, names: ModuleImports, edits: Edits
     found = []
     for statement in dict.fromkeys(each for each, _ in names.imports):
         around = module.parent(statement)
-        if isinstance(around, ast.Try) and _is_try_answering(around) and edits.is_removed(statement):
+        if (
+            isinstance(around, ast.Try)
+            and _does_try_tell_availability(around)
+            and edits.is_removed(statement)
+        ):
             found.append(Finding.of_node(statement, NOTE, PROBE))
     return found
 
 
-def _is_try_answering(node: ast.Try) -> bool:
+def _does_try_tell_availability(node: ast.Try) -> bool:
     """Return whether a `try` binds or returns something where its imports succeed, or a flag where they do not."""
     if any(isinstance(each, (ast.Assign, ast.Return)) for each in (*node.body, *node.orelse)):
         return True
@@ -814,7 +820,7 @@ def remove_try_of_imports(edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> b
     """
     if not any(each in gone for each in node.body) or node.finalbody or node.orelse:
         return False
-    if not all(catches_import_error(handler) for handler in node.handlers):
+    if not all(catches_missing_module(handler) for handler in node.handlers):
         return False
     if not all(each in gone or _is_flag_or_pass(each) for each in node.body):
         if all(edits.is_removed(each) for each in node.body):

@@ -13,7 +13,7 @@ import yaml
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.source.lint.catalog import CODES
-from ampcompare.source.lint.run import LintSelection, read_selection
+from ampcompare.source.lint.run import LintSelection, read_lint_selection
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_pyproject(tmp_path: Path) -> None:
     write(tmp_path, '[tool.ampcompare.lint]\nselect = ["amp2"]\nignore = ["AMP201"]\nexclude = ["old"]\n')
     write(inner, "[tool.other]\n")
 
-    assert read_selection([inner]) == LintSelection(("AMP2",), ("AMP201",), ("old",))
+    assert read_lint_selection([inner]) == LintSelection(("AMP2",), ("AMP201",), ("old",))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_pyproject_that_cannot_be_used(tmp_path: Path, text: str, message: str) 
     write(tmp_path, text)
 
     with pytest.raises(ConfigError, match=message):
-        read_selection([tmp_path])
+        read_lint_selection([tmp_path])
 
 
 ROOT = Path(__file__).resolve().parents[3]

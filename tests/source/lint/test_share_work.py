@@ -17,7 +17,7 @@ OWN = os.getpid()
 def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let two processes share any work, whatever this machine has and these tests have imported."""
     monkeypatch.setattr(share_work, "WORTH_SHARING", 1)
-    monkeypatch.setattr(share_work, "_may_fork", lambda: sys.platform == "linux")
+    monkeypatch.setattr(share_work, "_can_fork_safely", lambda: sys.platform == "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
 
 
@@ -71,4 +71,4 @@ def test_a_report_is_the_same_however_many_processes_make_it(
 def test_a_process_with_torch_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "torch", sys)
-    assert not share_work._may_fork()
+    assert not share_work._can_fork_safely()

@@ -106,7 +106,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     wide = why_margin_too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
     chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
     rest = [row for row in rows if row not in chosen]
-    yield from _contradiction_sentences(rows, comparison.metric)
+    yield from _metric_loss_contradiction_sentences(rows, comparison.metric)
     if wide:
         yield wide
     else:
@@ -148,7 +148,7 @@ def recommendation_sentence(row: ArmSummary, comparison: Comparison) -> str:
     return f"Use {row.arm}: {', '.join([kept, *gains])}."
 
 
-def _contradiction_sentences(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:
+def _metric_loss_contradiction_sentences(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:
     """Yield which arms the metric and the training loss show to differ in opposite ways; a wrong direction shows so."""
     arms = []
     for row in rows:

@@ -107,7 +107,7 @@ TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to
 MAX_LOGARITHM = 709.0  # of a float
 
 
-def time_evidence(pairing: Pairing) -> Evidence:
+def step_time_evidence(pairing: Pairing) -> Evidence:
     """Return the effect over the valid pairs, or a verdict without a test; the mean is over all pairs where none is
     valid.
     """

@@ -111,7 +111,7 @@ def quality_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_so
         or _unlike_recipes_reason(arm, reference)
         or _unlike_scripts_reason(arm, reference)
         or _reference_not_as_declared_reason(reference)
-        or _unlike_variables_reason(arm, reference)
+        or _unlike_environment_variables_reason(arm, reference)
         or (unlike_code_reason(arm, reference) if same_software else "")
         or _unlabeled_setting_difference_reason(POLICY, arm, reference)
         or _unlike_validation_or_updates_reason(arm.summary, reference.summary)
@@ -218,7 +218,7 @@ def _mixed_runs_reason(records: Sequence[RunRecord]) -> str:
     for record in records[1:]:
         reason = (
             _unlike_recipes_reason(record, first)
-            or _unlike_variables_reason(record, first)
+            or _unlike_environment_variables_reason(record, first)
             or unlike_code_reason(record, first)
             or _setting_differences_text(POLICY, record, first)
         )
@@ -250,7 +250,7 @@ def _unlike_scripts_reason(arm: RunRecord, reference: RunRecord) -> str:
     return "" if unlike is None else f"{unlike} was evaluated {seen[unlike]} times, not {seen_there[unlike]}"
 
 
-def _unlike_variables_reason(arm: RunRecord, reference: RunRecord) -> str:
+def _unlike_environment_variables_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return which variable of the environment that changes numbers two runs did not share; "" if they shared all."""
     for name in SWITCHES:
         here, there = arm.environment.get(name) or "", reference.environment.get(name) or ""

@@ -19,9 +19,9 @@ def outlook_document(outlook: Outlook) -> Document:
             [Figure("lines", lambda: _lost_share_figure_data(outlook.prefix), is_bare=True)],
             "Share of the update lost",
         ),
-        Section("basis", [Text([_run_text(outlook)])]),
+        Section("basis", [Text([_watched_run_text(outlook)])]),
     ]
-    return Document("outlook", sections, outlook, f"Outlook of {outlook.subject}", _run_text(outlook))
+    return Document("outlook", sections, outlook, f"Outlook of {outlook.subject}", _watched_run_text(outlook))
 
 
 def _outlook_rows(outlook: Outlook) -> list[list[str]]:
@@ -60,18 +60,18 @@ def _lost_share_figure_data(prefix: WatchedFirstSteps) -> dict[str, Any]:
     }
 
 
-def _total_text(prefix: WatchedFirstSteps) -> str:
+def _training_length_text(prefix: WatchedFirstSteps) -> str:
     """Return how long the training is taken to be, and who says so; "" in what older versions wrote."""
     if prefix.total is None:
         return "it is not known how many the training makes (--steps says it)"
     return f"of {prefix.total} in all, by {prefix.total_from}" if prefix.total_from else ""
 
 
-def _run_text(outlook: Outlook) -> str:
+def _watched_run_text(outlook: Outlook) -> str:
     """Return what was run, and what it does not cover."""
     prefix = outlook.prefix
     words = [f"{format_count(prefix.steps, 'step')} in fp32"]
-    words.append(_total_text(prefix))
+    words.append(_training_length_text(prefix))
     words.append(f"learning rates ahead: {prefix.basis}" if prefix.basis else "the learning rate stays")
     if outlook.twin is not None:
         words.append(

@@ -203,8 +203,8 @@ def shared_fact_lines(comparison: Comparison) -> list[str]:
     """
     lines = (
         _shared_settings_line(comparison),
-        _untimed_line(comparison),
-        _memory_spread_line(comparison),
+        _invalid_step_times_line(comparison),
+        _cpu_memory_spread_line(comparison),
         _written_files_line(comparison),
     )
     return [line for line in lines if line]
@@ -350,7 +350,7 @@ def _seed_numbers_text(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {' '.join(map(str, seeds))}" if seeds else ""
 
 
-def _untimed_line(comparison: Comparison) -> str:
+def _invalid_step_times_line(comparison: Comparison) -> str:
     """Return one line: which step times do not count, or are not compared, and why."""
     reasons: dict[str, dict[str, list[str]]] = {"No step times": {}, "Step times without a verdict": {}}
     missing, unjudged = reasons.values()
@@ -367,7 +367,7 @@ def _untimed_line(comparison: Comparison) -> str:
     return printable_line(" ".join(lines), 2000)
 
 
-def _memory_spread_line(comparison: Comparison) -> str:
+def _cpu_memory_spread_line(comparison: Comparison) -> str:
     """Return one line on peaks measured on a CPU, which differ between equal runs; "" elsewhere."""
     peaks: dict[str, list[int]] = {}
     for record in comparison.records:

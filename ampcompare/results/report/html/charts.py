@@ -325,7 +325,7 @@ def _draw_series(series: Series, x: PlotScale, y: PlotScale) -> _DrawnSeries:
             (x.position_of(across), _percent_from_top(y, up))
             for across, up in zip(series["x"], values, strict=True)
         ]
-        return _stair_points(points) if series.get("step") else points
+        return _points_with_stair_corners(points) if series.get("step") else points
 
     points = points_along(series["y"])
     if len(points) == 1:
@@ -348,7 +348,7 @@ def _draw_series(series: Series, x: PlotScale, y: PlotScale) -> _DrawnSeries:
     return _DrawnSeries(series["a"], _svg_path(points), band, dots)
 
 
-def _stair_points(points: Sequence[Point]) -> list[Point]:
+def _points_with_stair_corners(points: Sequence[Point]) -> list[Point]:
     """Return points with a corner between each and the next, which lies level with the first of them."""
     steps = [[(after[0], before[1]), after] for before, after in itertools.pairwise(points)]
     return [*points[:1], *(point for pair in steps for point in pair)]

@@ -25,8 +25,8 @@ from ampcompare.results.report.html.learning_curves import common_metric_of_arms
 from ampcompare.results.report.html.runs import (
     ArmRuns,
     arms_not_drawn_text,
+    arms_without_valid_times_sentence,
     round_to_digits,
-    untimed_sentence,
 )
 from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, make_plot_scale
 
@@ -35,7 +35,7 @@ NEAR_FINAL = 0.99
 NO_STEP_TIMES = "No record holds the times of its steps."
 
 
-def memory_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
+def peak_memory_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return the highest peak of each arm in MiB."""
     peaks = {arm.index: arm.row.peak_bytes / MIB for arm in arms if arm.row.peak_bytes is not None}
     scale = make_plot_scale(peaks.values(), zero=True)
@@ -83,8 +83,8 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
         ["arm", "milliseconds", "median ms", "5 to 95 %"],
         [line_of_arm(arm) for arm in arms if arm.index in times],
         [(scale.position_of(tick), f"{tick:,g}") for tick in scale.ticks(5)],
-        sentence="" if times else _why_no_times(arms) or NO_STEP_TIMES,
-        mark=untimed_sentence([arm for arm in arms if arm.records_that_ran]),
+        sentence="" if times else _why_all_times_invalid(arms) or NO_STEP_TIMES,
+        mark=arms_without_valid_times_sentence([arm for arm in arms if arm.records_that_ran]),
     )
 
 
@@ -93,10 +93,10 @@ def quality_over_time_charts(arms: Sequence[ArmRuns], reference: str, max_points
     return [_time_to_quality_chart(arms, reference, max_points), _quality_against_time_chart(arms)]
 
 
-def _why_no_times(arms: Sequence[ArmRuns]) -> str:
+def _why_all_times_invalid(arms: Sequence[ArmRuns]) -> str:
     """Return why a figure of times is empty if the times of all arms that ran are invalid; else ""."""
     ran = [arm for arm in arms if arm.records_that_ran]
-    return untimed_sentence(ran) if ran and not any(arm.timed_runs for arm in ran) else ""
+    return arms_without_valid_times_sentence(ran) if ran and not any(arm.timed_runs for arm in ran) else ""
 
 
 def _cumulative_seconds_of_epochs(record: RunRecord) -> list[float]:
@@ -134,8 +134,8 @@ def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, max_points: 
             )
         ],
         None if target is None else _time_to_target_table(arms, target),
-        sentence="" if series else _why_no_times(arms) or "No epoch was evaluated.",
-        mark=untimed_sentence([arm for arm in arms if arm.records_that_ran]),
+        sentence="" if series else _why_all_times_invalid(arms) or "No epoch was evaluated.",
+        mark=arms_without_valid_times_sentence([arm for arm in arms if arm.records_that_ran]),
         whole_x=False,
     )
 
@@ -225,7 +225,7 @@ def _quality_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
         f"{arms_not_drawn_text(arms, drawn, _why_arm_lacks_times)}",
         "seconds of training",
         [ChartView("", head, series, decimals=metric.decimals, unit=_unit_suffix(metric))],
-        sentence="" if series else _why_no_times(arms) or "No run was completed.",
-        mark=untimed_sentence([arm for arm in arms if arm.completed_runs]),
+        sentence="" if series else _why_all_times_invalid(arms) or "No run was completed.",
+        mark=arms_without_valid_times_sentence([arm for arm in arms if arm.completed_runs]),
         whole_x=False,
     )

@@ -36,7 +36,7 @@ VARIABLES = re.compile(
 
 
 @cache
-def scoped_style() -> str:
+def scoped_page_style() -> str:
     """Return the style of the page for what is inside of one element: nested rules, and colors on that element."""
     (_, light, dark, rest) = VARIABLES.split(read_packaged_text("report.css"))
     rest = rest.replace("\nbody {", "\n& {").replace("\nhtml", "\n.html")
@@ -65,7 +65,7 @@ def document_html_or_none(document: Document) -> str | None:
         sections=sections,
         arms=row_appearances(document),
         figures=any(isinstance(block, Figure) for block in blocks),
-        css=scoped_style(),
+        css=scoped_page_style(),
     )
     return filled
 

@@ -66,7 +66,7 @@ def arms_with_runs(comparison: Comparison) -> list[ArmRuns]:
     return [ArmRuns(index, row, by_arm[row.arm]) for index, row in enumerate(comparison.arms)]
 
 
-def untimed_sentence(arms: Sequence[ArmRuns]) -> str:
+def arms_without_valid_times_sentence(arms: Sequence[ArmRuns]) -> str:
     """Return one sentence that names the arms whose times do not count, by reason; "" if there are none."""
     faults: dict[str, list[str]] = {}
     for arm in arms:

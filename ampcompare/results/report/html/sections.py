@@ -25,7 +25,7 @@ from ampcompare.results.report.html.charts import (
     divergence_marks,
     make_curve,
 )
-from ampcompare.results.report.html.costs import memory_plot, quality_over_time_charts, step_time_plot
+from ampcompare.results.report.html.costs import peak_memory_plot, quality_over_time_charts, step_time_plot
 from ampcompare.results.report.html.effects import quality_effect_plot, time_effect_plot
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
@@ -33,12 +33,12 @@ from ampcompare.results.report.html.runs import (
     SharedAndDifferingFacts,
     arms_not_drawn_text,
     arms_with_runs,
+    arms_without_valid_times_sentence,
     join_first_names,
     round_to_digits,
     shared_and_differing_environment,
     shared_and_differing_settings,
     shared_nondefault_settings,
-    untimed_sentence,
 )
 from ampcompare.results.report.html.tracks import ArmLinesPlot
 
@@ -98,7 +98,9 @@ class _PageBlocks:
         self._most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(self._arms))))
         ran = [arm for arm in self._arms if arm.records_that_ran]
         self.time_fault = (
-            untimed_sentence(ran) if ran and all(arm.why_times_do_not_count for arm in ran) else ""
+            arms_without_valid_times_sentence(ran)
+            if ran and all(arm.why_times_do_not_count for arm in ran)
+            else ""
         )
 
     @cached_property
@@ -119,11 +121,13 @@ class _PageBlocks:
 
     def cost_charts(self) -> SwitchedCharts:
         """Return quality over time, the drift of the machine, memory and step times; without times that are none."""
-        memory = memory_plot(self._arms)
+        memory = peak_memory_plot(self._arms)
         if self.time_fault:
             return SwitchedCharts([], [memory], self.time_fault)
         quality = quality_over_time_charts(self._arms, self._comparison.reference, self._most)
-        return SwitchedCharts([*quality, drift_chart(self._arms)], [memory, step_time_plot(self._arms)])
+        return SwitchedCharts(
+            [*quality, step_time_drift_chart(self._arms)], [memory, step_time_plot(self._arms)]
+        )
 
     def picture_blocks(self) -> list[Block]:
         """Return learning curves as pictures without scripts, for the output of a notebook."""
@@ -133,7 +137,7 @@ class _PageBlocks:
 
     def usage_charts(self) -> SwitchedCharts:
         """Return those plots of memory and step times that have something to draw."""
-        plots = (memory_plot(self._arms), step_time_plot(self._arms))
+        plots = (peak_memory_plot(self._arms), step_time_plot(self._arms))
         return SwitchedCharts((), [plot for plot in plots if not plot.sentence], self.time_fault)
 
     def run_blocks(self) -> list[Block]:
@@ -214,7 +218,7 @@ def _number_text(value: float | None, form: str, factor: float = 1) -> str:
     return "-" if value is None else form.format(value * factor)
 
 
-def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
+def step_time_drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
     points = {}
     for arm in arms:

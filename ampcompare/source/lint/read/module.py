@@ -254,19 +254,25 @@ def events_between(
     return [
         event
         for event in inside
-        if event.kind in kinds and event.may_follow(first) and event.may_follow(last)
+        if event.kind in kinds and event.may_share_run_with(first) and event.may_share_run_with(last)
     ]
 
 
 def events_before(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> list[TrainingEvent]:
     """Return the events of some kinds before another one that one run can meet with it."""
-    return [other for other in trace[: trace.index(event)] if other.kind in kinds and other.may_follow(event)]
+    return [
+        other
+        for other in trace[: trace.index(event)]
+        if other.kind in kinds and other.may_share_run_with(event)
+    ]
 
 
 def events_after(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> list[TrainingEvent]:
     """Return the events of some kinds behind another one that one run can meet with it."""
     return [
-        other for other in trace[trace.index(event) + 1 :] if other.kind in kinds and other.may_follow(event)
+        other
+        for other in trace[trace.index(event) + 1 :]
+        if other.kind in kinds and other.may_share_run_with(event)
     ]
 
 

@@ -134,7 +134,7 @@ class TrainingEvent:
         assert isinstance(self.call.func, ast.Attribute)
         return self.call.func.value
 
-    def may_follow(self, other: TrainingEvent) -> bool:
+    def may_share_run_with(self, other: TrainingEvent) -> bool:
         """Return whether one run of the code can meet both events."""
         return not conditions_contradict(self.facts, other.facts)
 

@@ -150,7 +150,7 @@ def misordered_calls_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
     for trace, index, event in module.events(EventKind.INITIALIZE):
         models = _models_of_initialize(event)
-        after = [other for other in trace[index + 1 :] if other.may_follow(event)]
+        after = [other for other in trace[index + 1 :] if other.may_share_run_with(event)]
         for other in events_before(trace, event, EventKind.WRAP, EventKind.HALF):
             # a second call of it
             again = other.scope is event.scope and other.call.lineno > event.call.lineno
@@ -193,7 +193,9 @@ def _rebuilt_optimizer_findings(
             and other.subject_name == optimizer
         ):
             scaled = [
-                one for one in after[index:] if one.kind is EventKind.SCALE_LOSS and one.may_follow(other)
+                one
+                for one in after[index:]
+                if one.kind is EventKind.SCALE_LOSS and one.may_share_run_with(other)
             ]
             if any(one.target == other.subject for one in scaled) or _is_object_returned(optimizer, other):
                 shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
@@ -232,7 +234,7 @@ def _late_cast_findings(
     if other.subject not in models or not _changes_object_in_place(other):
         return
     trains = [last for last in trace[trace.index(other) :] if last.kind is EventKind.SCALE_LOSS]
-    if any(last.may_follow(other) for last in trains):
+    if any(last.may_share_run_with(other) for last in trains):
         yield module.make_finding(
             "AMP111", other.call, f"`{other.subject_name}` is cast after `amp.initialize`"
         )
@@ -310,7 +312,7 @@ def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
         for other in trace[:index]:
             if (
                 other.kind is not EventKind.NEW_OPTIMIZER
-                or not other.may_follow(event)
+                or not other.may_share_run_with(event)
                 or other.subject in rebuilt
             ):
                 continue
@@ -340,7 +342,11 @@ def amp_state_loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
     for trace, index, event in module.events(EventKind.INITIALIZE):
         known = {id(other.call) for other in trace[:index] if other.kind is EventKind.INITIALIZE}
         for other in trace[:index]:
-            if other.kind is not EventKind.LOAD or id(event.call) in known or not other.may_follow(event):
+            if (
+                other.kind is not EventKind.LOAD
+                or id(event.call) in known
+                or not other.may_share_run_with(event)
+            ):
                 continue
             if module.resolve(other.call.func, other.scope) != "apex.amp.load_state_dict":
                 continue
@@ -538,7 +544,7 @@ optimizer = FusedLAMB(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # right
     ),
     needs=("apex", "initialize|max_grad_norm"),
 )
-def losses_never_scaled(module: LintModule) -> Iterator[Finding]:
+def unscaled_training_after_initialize(module: LintModule) -> Iterator[Finding]:
     """A plain backward pass and step of what `amp.initialize` got, and arguments that `FusedAdam` does not have."""
     for call in module.calls_of_functions("apex.optimizers.FusedAdam"):
         if argument(call, "max_grad_norm") is not None:
@@ -569,14 +575,14 @@ def value_of_literal(node: ast.expr) -> object:
 def _trains_without_scaling(module: LintModule, behind: Trace, event: TrainingEvent, optimizer: str) -> bool:
     """Return whether a plain backward pass and a step of an optimizer follow, where it surely is initialized."""
     tail = optimizer.rpartition(".")[2]
-    later = [one for one in behind if one.may_follow(event)]
+    later = [one for one in behind if one.may_share_run_with(event)]
     if event.scope.owner is not None:  # other methods of the object train
         traces = [trace for trace in module.traces if trace and trace[0].scope.owner is event.scope.owner]
-        later += [one for trace in traces for one in trace if one.may_follow(event)]
+        later += [one for trace in traces for one in trace if one.may_share_run_with(event)]
     if any(one.kind in (EventKind.FOREIGN_BACKWARD, EventKind.OPAQUE) for one in later):
         return False
     passes = [one for one in later if one.kind is EventKind.BACKWARD and not one.scaler]
     steps = [
         one for one in later if one.kind is EventKind.STEP and one.subject_name.rpartition(".")[2] == tail
     ]
-    return any(one.may_follow(step) and one.loops == step.loops for one in passes for step in steps)
+    return any(one.may_share_run_with(step) and one.loops == step.loops for one in passes for step in steps)

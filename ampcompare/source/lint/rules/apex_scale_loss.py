@@ -330,7 +330,7 @@ def steps_with_foreign_scaled_gradients(module: LintModule) -> Iterator[Finding]
 def _pending_scale_loss_blocks(before: Trace, step: TrainingEvent) -> list[TrainingEvent]:
     """Return the `scale_loss` blocks whose gradients an optimizer may find at its step; none where other passes run."""
     found: list[TrainingEvent] = []
-    for other in reversed([one for one in before if one.may_follow(step)]):
+    for other in reversed([one for one in before if one.may_share_run_with(step)]):
         outside = other.loops[: len(step.loops)] != step.loops
         own = other.kind in (EventKind.ZERO_GRAD, EventKind.STEP) and other.subject == step.subject
         of_model = other.kind is EventKind.ZERO_GRAD and not OPTIMIZER_NAME.search(other.subject_name)
@@ -482,7 +482,9 @@ def _may_lead_to_step(trace: Trace, block: TrainingEvent) -> bool:
     """Return whether a step, or something that may step, follows a block, in the next round of its loop too."""
     kinds = (EventKind.STEP, EventKind.SCALER_STEP, EventKind.OPAQUE, EventKind.FOREIGN_BACKWARD)
     return any(
-        one.kind in kinds and one.may_follow(block) and (trace.index(one) > trace.index(block) or one.loops)
+        one.kind in kinds
+        and one.may_share_run_with(block)
+        and (trace.index(one) > trace.index(block) or one.loops)
         for one in trace
     )
 
@@ -490,12 +492,12 @@ def _may_lead_to_step(trace: Trace, block: TrainingEvent) -> bool:
 def _does_other_branch_step_optimizer(trace: Trace, block: TrainingEvent) -> bool:
     """Return whether another branch, by a flag that stays, scales a loss and steps the optimizer of a block."""
     for step in trace:
-        if step.kind is not EventKind.STEP or step.subject != block.target or step.may_follow(block):
+        if step.kind is not EventKind.STEP or step.subject != block.target or step.may_share_run_with(block):
             continue
         decided = [
             key for key, value in block.facts.items() if key in step.facts and step.facts[key] != value
         ]
         if decided and all(FLAG.fullmatch(key) and not IN_TURN.search(key) for key in decided):
-            if any(one.kind is EventKind.SCALE_LOSS and one.may_follow(step) for one in trace):
+            if any(one.kind is EventKind.SCALE_LOSS and one.may_share_run_with(step) for one in trace):
                 return True
     return False

@@ -117,8 +117,8 @@ def _latest_scaled_passes(trace: Trace, event: TrainingEvent) -> list[TrainingEv
     """Return the scaled backward passes that may be the last before an event: one for each branch."""
     found: list[TrainingEvent] = []
     for other in reversed(trace[: trace.index(event)]):
-        if other.kind in (EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD) and other.may_follow(event):
-            if any(other.may_follow(later) for later in found):
+        if other.kind in (EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD) and other.may_share_run_with(event):
+            if any(other.may_share_run_with(later) for later in found):
                 break
             found.append(other)
     return [one for one in found if one.scaler]
@@ -135,7 +135,7 @@ def _steps_with_scaled_gradients(
     optimizers = {other.target for other in trace if other.kind is EventKind.SCALER_STEP}
     steps = []
     for other in trace[trace.index(event) + 1 :]:
-        if not (other.may_follow(event) and other.may_follow(last)):
+        if not (other.may_share_run_with(event) and other.may_share_run_with(last)):
             continue
         unscales = other.kind is EventKind.UNSCALE and event.kind is EventKind.CLIP
         if other.kind is EventKind.BACKWARD or (unscales and len(optimizers) > 1):

@@ -17,7 +17,7 @@ from ampcompare.source.lint.read.module import (
     dotted_text_of,
     register_rule,
 )
-from ampcompare.source.syntax import ImportNode, catches_import_error, last_name
+from ampcompare.source.syntax import ImportNode, catches_missing_module, last_name
 
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
 OF_APEX = {"init", *CORE, "disable_casts"}
@@ -57,7 +57,7 @@ def _is_import_guarded(module: LintModule, node: ast.AST) -> bool:
 def _handler_ends_script(statement: ast.Try) -> bool:
     """Return whether the handler of a failed import ends the script: it raises, or calls `sys.exit`."""
     for handler in statement.handlers:
-        if catches_import_error(handler):
+        if catches_missing_module(handler):
             last = handler.body[-1]
             called = last.value if isinstance(last, ast.Expr) else None
             exits = isinstance(called, ast.Call) and EXITS.search(dotted_text_of(called.func)) is not None
@@ -165,7 +165,7 @@ except ImportError:  # right
 def bare_except_around_apex(module: LintModule) -> Iterator[Finding]:
     """A bare `except:` around an import of Apex."""
     for node in module.nodes:
-        if isinstance(node, ast.Try) and any(_imports_amp(module, statement) for statement in node.body):
+        if isinstance(node, ast.Try) and any(_imports_apex_amp(module, statement) for statement in node.body):
             for handler in node.handlers:
                 if handler.type is None and not _handler_raises_or_logs(handler):
                     start = module.offset(handler.lineno, handler.col_offset)
@@ -176,7 +176,7 @@ def bare_except_around_apex(module: LintModule) -> Iterator[Finding]:
                     )
 
 
-def _imports_amp(module: LintModule, node: ast.stmt) -> bool:
+def _imports_apex_amp(module: LintModule, node: ast.stmt) -> bool:
     """Return whether a statement imports the part of Apex that mixed precision needs."""
     names = [each.full.split(".") for each in module.imports if each.statement is node]
     if any(parts[0] == "apex" and parts[1:2] in (["amp"], ["fp16_utils"]) for parts in names):
@@ -272,7 +272,7 @@ def _deprecated_use_findings(
     base = node if isinstance(node, ast.Name) else node.value
     edits = groups.get(base.id, ()) if isinstance(base, ast.Name) else ()
     if isinstance(node, ast.Attribute):
-        edits = edits or _rename_edits(module, node, full)
+        edits = edits or _edits_renaming_device_amp(module, node, full)
     parent = module.parents[node]
     if last in CALLED and isinstance(parent, ast.Call):
         if parent.func is node:
@@ -292,7 +292,7 @@ def is_only_fallback(module: LintModule, node: ast.AST) -> bool:
     return False
 
 
-def _rename_edits(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
+def _edits_renaming_device_amp(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
     """Return the edits of `torch.cuda.amp.NAME`, written out."""
     package, _, last = full.rpartition(".")
     text = dotted_text_of(node)

@@ -61,7 +61,7 @@ def optimizer_steps_past_scaler(module: LintModule) -> Iterator[Finding]:
             for other in trace
             if other.kind is EventKind.SCALER_STEP
             and other.target == event.subject
-            and other.may_follow(event)
+            and other.may_share_run_with(event)
         ]
         twins = [other for other in same if other.loops == event.loops]
         for other in twins:
@@ -193,7 +193,7 @@ def update_between_optimizer_steps(module: LintModule) -> Iterator[Finding]:
         if before.subject != event.subject:
             continue
         for other in trace[index + 1 :]:
-            if not other.may_follow(event) or not other.may_follow(before):
+            if not other.may_share_run_with(event) or not other.may_share_run_with(before):
                 continue
             if other.kind in (EventKind.BACKWARD, EventKind.UPDATE, *UNKNOWN):
                 break
@@ -250,7 +250,7 @@ def misplaced_unscale(module: LintModule) -> Iterator[Finding]:
     """`unscale_` after `unscale_` or after the step, without an update between."""
     for trace, index, event in module.events(EventKind.UNSCALE):
         for other in reversed(trace[:index]):
-            if not other.may_follow(event) or other.loops != event.loops:
+            if not other.may_share_run_with(event) or other.loops != event.loops:
                 if other.kind is EventKind.UPDATE:
                     break
                 continue
@@ -310,14 +310,14 @@ def unscaled_losses(module: LintModule) -> Iterator[Finding]:
         unscaled = [other for other in passes if not other.scaler and other.apex_block() is None]
         if not unscaled or any(other.kind in UNKNOWN for other in passes):
             continue
-        if any(other.kind is EventKind.STEP and other.may_follow(event) for other in trace):
+        if any(other.kind is EventKind.STEP and other.may_share_run_with(event) for other in trace):
             continue
         scaled = [other for other in passes if other.scaler == event.subject]
         for other in unscaled:
             shown = f"`{name_in_source(other.subject)}` is not scaled by `{name_in_source(event.subject)}`"
             if len(passes) == 1 and not module.code_mentions_pattern(r"\.scale\("):
                 yield module.make_finding("AMP208", other.call, shown)
-            elif scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
+            elif scaled and all(other.may_share_run_with(one) and other.loops == one.loops for one in scaled):
                 yield module.make_finding("AMP216", other.call, shown)
 
 
@@ -325,7 +325,7 @@ def _passes_since_last_step(trace: Trace, event: TrainingEvent) -> list[Training
     """Return the backward passes, and calls that no one knows, since the last step or cleared gradients."""
     found: list[TrainingEvent] = []
     for other in reversed(trace[: trace.index(event)]):
-        if not other.may_follow(event):
+        if not other.may_share_run_with(event):
             continue
         if other.kind in (EventKind.SCALER_STEP, EventKind.STEP, EventKind.UPDATE) and found:
             break

@@ -220,12 +220,14 @@ def loaded_scaler_state_discarded(module: LintModule) -> Iterator[Finding]:
         later = [
             other
             for other in trace[index + 1 :]
-            if other.subject == event.subject and other.may_follow(event)
+            if other.subject == event.subject and other.may_share_run_with(event)
         ]
         if any(_loads_state_of_scaler(module, other) for other in later):
             continue
         before = [
-            other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)
+            other
+            for other in trace[:index]
+            if other.subject == event.subject and other.may_share_run_with(event)
         ]
         made_before = any(other.call is event.call for other in before)
         lost = [other for other in before if _loads_state_of_scaler(module, other)]

@@ -105,7 +105,7 @@ def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
             for event in trace:
                 condition = (
                     _accumulation_condition_text(step, event)
-                    if event.loops == step.loops and event.may_follow(step)
+                    if event.loops == step.loops and event.may_share_run_with(step)
                     else ""
                 )
                 if (
@@ -125,7 +125,9 @@ def _is_step_after_accumulation(trace: Trace, step: TrainingEvent) -> bool:
         return False
     passes = (other for other in trace if other.kind is EventKind.BACKWARD and other.loops[-1:] == loop)
     # The pass itself must run for each micro-batch: `if i % 2: train the generator` accumulates nothing.
-    return any(other.may_follow(step) and _accumulation_condition_text(step, other) for other in passes)
+    return any(
+        other.may_share_run_with(step) and _accumulation_condition_text(step, other) for other in passes
+    )
 
 
 def _rule_code_broken_by(trace: Trace, event: TrainingEvent, step: TrainingEvent) -> str:
@@ -148,7 +150,7 @@ def _other_step_runs_as_often(trace: Trace, event: TrainingEvent) -> bool:
         if (
             other.kind in STEPS
             and other.loops == event.loops
-            and other.may_follow(event)
+            and other.may_share_run_with(event)
             and not is_conditional
         ):
             return True
@@ -388,7 +390,7 @@ def _scales_loss_for_step(backward: TrainingEvent, step: TrainingEvent) -> bool:
     """Return whether the loss of a backward pass is scaled, by Apex or the scaler that makes a step."""
     if step.kind is EventKind.SCALER_STEP:
         return backward.scaler == step.subject
-    return backward.apex_block() is not None and backward.may_follow(step)
+    return backward.apex_block() is not None and backward.may_share_run_with(step)
 
 
 def _may_clear_gradients(node: ast.AST) -> bool:
@@ -407,7 +409,9 @@ def _event_may_clear_for_step(
     if of_others:
         return False
     return not any(
-        key in event.facts and event.facts[key] != value and _is_condition_constant(module, key, event)
+        key in event.facts
+        and event.facts[key] != value
+        and _is_condition_constant_in_loop(module, key, event)
         for key, value in facts.items()
     )
 
@@ -426,7 +430,7 @@ def _unseen_node_may_clear_for_step(
     return home in scopes or not trains
 
 
-def _is_condition_constant(module: LintModule, key: str, step: TrainingEvent) -> bool:
+def _is_condition_constant_in_loop(module: LintModule, key: str, step: TrainingEvent) -> bool:
     """Return whether a condition has one value for all steps: nothing in their loop changes the names that it has."""
     test = expression_of_condition(key)
     if test is None:

@@ -109,7 +109,7 @@ def fp16_weights_with_scaler(module: LintModule) -> Iterator[Finding]:
                 argument(call, "enabled") for call in module.calls_making_scalers
             ):
                 continue  # the scaler may be off where the model is cast
-            later = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
+            later = [other for other in trace[trace.index(event) + 1 :] if other.may_share_run_with(event)]
             kinds = {other.kind for other in later}
             trains = EventKind.SCALER_STEP in kinds or (
                 EventKind.FOREIGN_BACKWARD in kinds and _accelerates_in_fp16(module)
@@ -176,7 +176,9 @@ def _half_weight_findings(module: LintModule) -> Iterator[Finding]:
                 continue
             if not (module.resolve(event.call.func, event.scope) or "").startswith("torch.optim."):
                 continue
-            above = [one for one in casts if one.event in trace[:index] and one.event.may_follow(event)]
+            above = [
+                one for one in casts if one.event in trace[:index] and one.event.may_share_run_with(event)
+            ]
             casts_of_weights = [
                 one for one in above if any(_optimizer_holds_model(one.name, name) for name in event.sources)
             ]
@@ -234,6 +236,6 @@ def _does_optimizer_step_cast_weights(module: LintModule, new: TrainingEvent, ca
             scaled = (
                 event.kind is EventKind.SCALER_STEP and event.target == new.subject and cast.kind == "bf16"
             )
-            if (steps or scaled) and event.may_follow(cast.event):
+            if (steps or scaled) and event.may_share_run_with(cast.event):
                 return True
     return False

@@ -42,7 +42,7 @@ from ampcompare.source.syntax import (
     DefinitionNode,
     ImportNode,
     argument,
-    catches_import_error,
+    catches_missing_module,
     is_literal,
     last_name,
     root_name,
@@ -163,7 +163,7 @@ def adapt_text(
         return Migration(text, sorted(found), len(names.uses), len(names.uses))
     findings, replaced = _replace_missing_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
-    findings += _findings_of_missing(missing)
+    findings += _findings_of_missing_names(missing)
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     findings += [Finding.of_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
@@ -204,7 +204,7 @@ def _redirect_apex_lookups(module: Module, edits: Edits, adapter: str) -> None:
             edits.replace(node, repr(adapter).replace("'", '"'))
 
 
-def _findings_of_missing(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[Finding]:
+def _findings_of_missing_names(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[Finding]:
     """Return what is said of each thing that the adapter lacks: by hand, unless no version of Apex has it."""
     never = [
         Finding.of_node(node, NOTE, NEVER_THERE.format(full))
@@ -440,7 +440,7 @@ def _find_try_that_hides_failure(module: Module, statement: ast.stmt) -> ast.Try
     parent = module.parent(statement)
     if not isinstance(parent, ast.Try) or statement not in parent.body:
         return None
-    return parent if any(map(catches_import_error, parent.handlers)) else None
+    return parent if any(map(catches_missing_module, parent.handlers)) else None
 
 
 def _replace_missing_with_torch(

@@ -35,7 +35,7 @@ from ampcompare.source.migrate.read.early_names import (
     has_early_bindings_of_torch,
 )
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
-from ampcompare.source.migrate.read.fp64 import BY_ADAPTER, find_fp64, makes_fp64
+from ampcompare.source.migrate.read.fp64 import BY_ADAPTER, find_fp64_in_networks, makes_fp64
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
@@ -361,7 +361,7 @@ def _notes_on_o1_only_casts(
         yield Finding.of_node(node, NOTE, BOUND_EARLY.format(name))
     for shown in others_that(has_early_bindings_of_torch):
         yield Finding.of_node(initialize, NOTE, BOUND_EARLY_IN.format(shown))
-    for node in islice(find_fp64(module), 1):
+    for node in islice(find_fp64_in_networks(module), 1):
         yield Finding.of_node(node, NOTE, BY_ADAPTER.format("this line"))
     for shown in others_that(makes_fp64):
         yield Finding.of_node(initialize, NOTE, BY_ADAPTER.format(shown))

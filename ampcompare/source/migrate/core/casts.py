@@ -15,7 +15,7 @@ from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.read.cast_lists import WIDE_LAYERS, WIDE_UNDER_AUTOCAST
 from ampcompare.source.migrate.read.finding import UnsureRewrite
-from ampcompare.source.migrate.read.fp64 import BY_AUTOCAST, find_fp64
+from ampcompare.source.migrate.read.fp64 import BY_AUTOCAST, find_fp64_in_networks
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
@@ -154,7 +154,7 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
-            for node in [] if is_half else islice(find_fp64(module), 1):
+            for node in [] if is_half else islice(find_fp64_in_networks(module), 1):
                 core.add_note(initialize.call, BY_AUTOCAST.format(f"{where}line {node.lineno}"))
             for text, nodes in [] if is_half else _mixed_arithmetic_with_remarks(module, forwards):
                 first = f"`{ast.unparse(nodes[0]).splitlines()[0]}` (line {nodes[0].lineno})"

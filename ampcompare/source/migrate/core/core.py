@@ -11,7 +11,7 @@ from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.initialize import rewrite_initialize_calls
-from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
+from ampcompare.source.migrate.core.internals import AMP_STATE, rewrite_or_refuse_apex_internals
 from ampcompare.source.migrate.core.model_casts import (
     fp16_level_of_file,
     initialize_gets_optimizer,
@@ -153,7 +153,7 @@ def rewrite_core(
     note_joint_skips(core)
     refuse_fp16_parameter_tensors(core)
     rewrite_amp_state(core)
-    refuse_internals(core)
+    rewrite_or_refuse_apex_internals(core)
     return core
 
 

@@ -29,7 +29,7 @@ OF_SCALE = (
 )
 
 
-def refuse_internals(core: ApexCore) -> None:
+def rewrite_or_refuse_apex_internals(core: ApexCore) -> None:
     """Refuse private state of Apex, which has no equivalent."""
     for node, name in find_apex_internals_uses(core.index):
         raise UnsureRewrite(node, NO_EQUIVALENT.format(name))

@@ -108,7 +108,7 @@ def runs_under_varying_tests(index: Index, initialize: InitializeCall) -> bool:
     return _tests_vary_in_loop(index.module, initialize) or _scaler_outlasts_call(index, initialize)
 
 
-def _tests_around(module: Module, initialize: InitializeCall) -> list[ast.expr]:
+def _tests_around_initialize(module: Module, initialize: InitializeCall) -> list[ast.expr]:
     """Return the tests that decide on a call in each round of its loop, or else in each call of its function."""
     loop = next(
         (each for each in module.nodes_up_to_function(initialize.statement) if isinstance(each, LoopNode)),
@@ -125,7 +125,7 @@ def _dotted_names_in(nodes: list[ast.expr]) -> set[str]:
 
 
 def _tests_vary_in_loop(module: Module, initialize: InitializeCall) -> bool:
-    keys = _dotted_names_in(_tests_around(module, initialize))
+    keys = _dotted_names_in(_tests_around_initialize(module, initialize))
     return any(
         isinstance(loop, LoopNode) and keys & names_bound_in(loop)
         for loop in module.nodes_up_to_function(initialize.statement)
@@ -141,7 +141,7 @@ def _scaler_outlasts_call(index: Index, initialize: InitializeCall) -> bool:
     module, function = index.module, initialize.function
     if function is None or is_constructor(function):
         return False
-    tests = _tests_around(module, initialize)
+    tests = _tests_around_initialize(module, initialize)
     keys = _dotted_names_in(tests)
     models = _dotted_names_in(
         [each for name in ("models", "optimizers") if (each := initialize.arguments.get(name)) is not None]

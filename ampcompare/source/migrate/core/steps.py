@@ -90,7 +90,7 @@ def insert_unscale_and_replace_masters(core: ApexCore) -> None:
     for (optimizer, _), (step, reads) in groups.items():
         _insert_unscale_of_step(core, optimizer, step, reads)
     for call in core.sites.masters:
-        core.edits.replace(call, _parameters_expression(core, call))
+        core.edits.replace(call, _replacement_of_master_params(core, call))
 
 
 def _find_step_after(core: ApexCore, read: GradientRead, optimizer: str) -> OptimizerStep | None:
@@ -350,7 +350,7 @@ def _differ_in_calls_only(module: Module, call: ast.Call, other: ast.Call) -> bo
     return texts[0] == texts[1]
 
 
-def _parameters_expression(core: ApexCore, call: ast.Call) -> str:
+def _replacement_of_master_params(core: ApexCore, call: ast.Call) -> str:
     """Return what replaces `amp.master_params(optimizer)`."""
     if (plain := _find_parameters_of_plain_branch(core, call)) is not None:
         return plain

@@ -106,7 +106,7 @@ def refuse_unlisted_value_flow(core: ApexCore) -> None:
     _ValueFlow(core).follow_training_values()
 
 
-def arithmetic_of_other_types(
+def arithmetic_differing_under_o1(
     module: Module, nodes: list[ast.AST]
 ) -> Iterator[tuple[ast.expr | ast.AugAssign, str]]:
     """Yield the arithmetic among nodes that O1 computes in another type than autocast, each with what is said of it."""
@@ -163,7 +163,7 @@ class _ValueFlow:
                 continue
             self._inside.add(each.scope)
             nodes = list(nodes_of_scope(each.scope))
-            for mixed, message in arithmetic_of_other_types(each.module, nodes):
+            for mixed, message in arithmetic_differing_under_o1(each.module, nodes):
                 value = mixed.value if isinstance(mixed, ast.AugAssign) else mixed
                 use = _FollowedUse(each.module, value, VALUE, is_cast=True)
                 self._refuse_use(use, mixed, message)
@@ -459,7 +459,9 @@ class _ValueFlow:
         name, full = last_name(call.func), module.resolve(call.func) or ""
         is_cast = self._is_under_autocast(module, call, use.is_cast)
         is_own = bool(self._core.index.project_functions_of(call, module.scope_of[call]))
-        if not is_own and (self._only_shows_arguments(module, call) or self._ends_flow(kind, call, full)):
+        if not is_own and (
+            self._only_shows_arguments(module, call) or self._consumes_value_without_result(kind, call, full)
+        ):
             return
         is_builtin = not is_own and isinstance(call.func, ast.Name) and not full and hasattr(builtins, name)
         is_held = is_builtin and name in HOLDING and kind in (VALUE, PARAMETERS)
@@ -477,7 +479,7 @@ class _ValueFlow:
         else:
             self._follow_into_function(use, call, is_cast=is_cast)
 
-    def _ends_flow(self, kind: str, call: ast.Call, full: str) -> bool:
+    def _consumes_value_without_result(self, kind: str, call: ast.Call, full: str) -> bool:
         """Return whether a call of torch takes what it gets without a result to follow."""
         if kind == PARAMETERS:
             return full.startswith("torch.optim.") or (full in CLIPS and id(call) in self._clips)

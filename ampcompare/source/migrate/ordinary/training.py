@@ -14,7 +14,7 @@ from ampcompare.source.migrate.core.casts import OF_O1
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.scalers import ifs_around_call
-from ampcompare.source.migrate.ordinary.flow import arithmetic_of_other_types, refuse_unlisted_value_flow
+from ampcompare.source.migrate.ordinary.flow import arithmetic_differing_under_o1, refuse_unlisted_value_flow
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
     makes_fp32_number,
@@ -280,7 +280,7 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
             raise UnsureRewrite(node, NOT_LISTED.format(full))
         if makes_fp32_number(module, node) and isinstance(module.parent(module.parent(node)), ast.BinOp):
             raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
-    for mixed, message in arithmetic_of_other_types(module, nodes):
+    for mixed, message in arithmetic_differing_under_o1(module, nodes):
         raise UnsureRewrite(mixed, message)
     waiting = [*blocks, *(first for first, _ in core.forward.regions)]
     seen = set[ast.AST]()

@@ -17,7 +17,7 @@ BY_ADAPTER = MADE_FP64 + (
 )
 
 
-def find_fp64(module: Module) -> Iterator[ast.expr]:
+def find_fp64_in_networks(module: Module) -> Iterator[ast.expr]:
     """Yield where networks of a module, or functions next to them, make tensors fp64, but not in a constructor."""
     networks = set(network_classes(module))
     for node in module.nodes if networks else ():
@@ -31,13 +31,13 @@ def find_fp64(module: Module) -> Iterator[ast.expr]:
 
 def makes_fp64(module: Module) -> bool:
     """Return whether networks of a module make tensors of fp64."""
-    return any(True for _ in find_fp64(module))
+    return any(True for _ in find_fp64_in_networks(module))
 
 
 def _makes_fp64(module: Module, node: ast.Call | ast.Name | ast.Attribute) -> bool:
     """Return whether an expression names the type, other than to compare with it, or calls `double` of a tensor."""
     if not isinstance(node, ast.Call):
-        return module.resolve(node, follow=False) in KINDS and not _is_asked_for(module, node)
+        return module.resolve(node, follow=False) in KINDS and not _is_in_type_comparison(module, node)
     is_method = isinstance(node.func, ast.Attribute) and module.resolve(node.func) is None
     if not is_method or last_name(node.func) != "double" or argument_values(node):
         return False
@@ -46,7 +46,7 @@ def _makes_fp64(module: Module, node: ast.Call | ast.Name | ast.Attribute) -> bo
     return not on_host and not isinstance(owner, (ast.Compare, ast.BoolOp)) and dotted_name(owner) != "self"
 
 
-def _is_asked_for(module: Module, kind: ast.Name | ast.Attribute) -> bool:
+def _is_in_type_comparison(module: Module, kind: ast.Name | ast.Attribute) -> bool:
     """Return whether a type stands in a comparison, or in a question for the type of an object."""
     around = (each for each in module.ancestors(kind) if isinstance(each, (ast.Compare, ast.Call, ast.stmt)))
     outer = next(around)

@@ -98,7 +98,9 @@ class Neighbors:
                 path
             ) and path not in imports.files_imported_transitively(own)
             if not (
-                apart and _trains_alone(module) and imports.is_question_true_of_module(path, _trains_alone)
+                apart
+                and _initializes_and_scales_loss(module)
+                and imports.is_question_true_of_module(path, _initializes_and_scales_loss)
             ):
                 yield path
         for path in imports.files_of_project_with(own, frozenset(APEX)) if everywhere else ():
@@ -206,7 +208,7 @@ def has_part_of_training(module: Module) -> bool:
     return initializes_apex(module) or needs_scaler(module)
 
 
-def _trains_alone(module: Module) -> bool:
+def _initializes_and_scales_loss(module: Module) -> bool:
     """Return whether a module initializes and scales a loss, so that it may train without another one."""
     scales = any(
         last_name(call.func) == "scale_loss" and _may_be_call_of_amp(module, call) for call in module.calls

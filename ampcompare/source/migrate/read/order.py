@@ -154,7 +154,7 @@ class GradientEvent:
     block: bool = False
     text: str = ""
 
-    def may_follow(self, other: GradientEvent) -> bool:
+    def may_share_run_with(self, other: GradientEvent) -> bool:
         """Return whether one run can meet both."""
         return not conditions_contradict(self.facts, other.facts)
 
@@ -610,7 +610,7 @@ class _OrderProof:
                 found = events.events_of_scope(scope)
                 traces.append(found)
                 seen |= {id(each.node) for each in found}
-        self._keep_plain_passes(traces)
+        self._find_plain_passes_to_keep(traces)
         for trace in traces:
             self._prove_trace(trace)
         for trace in traces:
@@ -645,7 +645,7 @@ class _OrderProof:
 
     # What follows from one way.
 
-    def _keep_plain_passes(self, traces: list[list[GradientEvent]]) -> None:
+    def _find_plain_passes_to_keep(self, traces: list[list[GradientEvent]]) -> None:
         """Find plain backward passes whose only steps are not rewritten: in a branch of their own they stay."""
         for trace in traces:
             blocks = [each for each in trace if each.block]
@@ -657,14 +657,15 @@ class _OrderProof:
                     if others:
                         raise UnsureRewrite(
                             each.node,
-                            f"{self._place_text(others[0])} may step with this loss, and is not rewritten",
+                            f"{self._event_and_place_text(others[0])} may step with this loss, and is not rewritten",
                         )
                     continue
-                if all(not each.may_follow(one) for one in blocks):
+                if all(not each.may_share_run_with(one) for one in blocks):
                     self._order.plain.add(id(each.node))
                 else:
                     raise UnsureRewrite(
-                        each.node, f"{self._place_text(others[0])} steps with this loss, and is not rewritten"
+                        each.node,
+                        f"{self._event_and_place_text(others[0])} steps with this loss, and is not rewritten",
                     )
 
     def _steps_behind(self, trace: list[GradientEvent], backward: GradientEvent) -> list[GradientEvent]:
@@ -673,7 +674,7 @@ class _OrderProof:
         for each in self._events_behind(trace, backward):
             # Behind a step that may run, what nobody knows belongs to the next round.
             steps = each.kind == "step" or (each.kind == "unknown" and "optimizer" in each.text and not found)
-            if steps and each.may_follow(backward):
+            if steps and each.may_share_run_with(backward):
                 found.append(each)
                 if set(each.facts.items()) <= set(backward.facts.items()):
                     break
@@ -719,7 +720,7 @@ class _OrderProof:
     def _note_pending_optimizers(self, read: GradientEvent, pending: list[tuple[str, GradientEvent]]) -> None:
         """Note the optimizers whose gradients are still scaled at a read."""
         texts = dict.fromkeys(
-            self._optimizer_key_at(name, read) for name, one in pending if one.may_follow(read)
+            self._optimizer_key_at(name, read) for name, one in pending if one.may_share_run_with(read)
         )
         if texts:
             self._order.pending[id(read.node)] = tuple(texts)
@@ -765,15 +766,15 @@ class _OrderProof:
             if event.kind == "backward":
                 passes.append(event)
             elif event.kind == "step" and isinstance(event.site, OptimizerStep):
-                mine = [each for each in passes if each.may_follow(event)]
+                mine = [each for each in passes if each.may_share_run_with(event)]
                 scaled = [each for each in mine if event.names[0] in each.names]
                 plain = [each for each in mine if not self._is_pass_rewritten(each)]
                 if id(event.node) in self._order.scaled and plain and not scaled:
                     raise UnsureRewrite(
                         event.node,
-                        f"this step also follows {self._place_text(plain[-1])}, whose loss is not scaled",
+                        f"this step also follows {self._event_and_place_text(plain[-1])}, whose loss is not scaled",
                     )
-                passes = [each for each in passes if not each.may_follow(event)]
+                passes = [each for each in passes if not each.may_share_run_with(event)]
 
     def _optimizer_key_at(self, name: str, event: GradientEvent) -> str:
         """Return an optimizer as the module spells it."""
@@ -788,14 +789,14 @@ class _OrderProof:
         window: list[GradientEvent] = []
         steps: list[GradientEvent] = []
         for event in self._events_behind(trace, block):
-            if not event.may_follow(block):
+            if not event.may_share_run_with(block):
                 continue
             if event.kind == "step" and event.names and event.names[0] == name:
                 steps.append(event)
                 if event.site is None:
                     raise UnsureRewrite(
                         block.node,
-                        f"{self._place_text(event)} steps {_name_in_source(name)}, and is not rewritten",
+                        f"{self._event_and_place_text(event)} steps {_name_in_source(name)}, and is not rewritten",
                     )
                 if not (set(event.facts.items()) - set(block.facts.items())) or len(event.loops) < len(
                     block.loops
@@ -830,11 +831,11 @@ class _OrderProof:
             if event.kind == "step" and mine:
                 step = event
             is_later = step is not None and not set(step.facts.items()) <= set(event.facts.items())
-            if event.kind == "read" and is_later and event.may_follow(block):
+            if event.kind == "read" and is_later and event.may_share_run_with(block):
                 raise UnsureRewrite(
                     block.node,
-                    f"{self._place_text(event)} reads gradients behind a step that not every round makes, which are "
-                    "still scaled in the others; read them next to the step",
+                    f"{self._event_and_place_text(event)} reads gradients behind a step that not every round makes, "
+                    "which are still scaled in the others; read them next to the step",
                 )
 
     def _refuse_unscaled_gradients_before(
@@ -862,10 +863,10 @@ class _OrderProof:
             if event.kind == "step" or (of_it and not set(event.facts.items()) - set(block.facts.items())):
                 return
             is_plain = event.kind == "backward" and event.site is None and not self._is_pass_rewritten(event)
-            if is_plain and event.may_follow(block):
+            if is_plain and event.may_share_run_with(block):
                 raise UnsureRewrite(
                     block.node,
-                    f"{self._place_text(event)} adds to the gradients of {_name_in_source(name)} before they "
+                    f"{self._event_and_place_text(event)} adds to the gradients of {_name_in_source(name)} before they "
                     "are scaled, and is not rewritten; clear them behind it",
                 )
 
@@ -873,17 +874,18 @@ class _OrderProof:
         self, inside: list[GradientEvent], event: GradientEvent, steps: list[GradientEvent]
     ) -> bool:
         place = inside.index(event)
-        return any(inside.index(step) > place and step.may_follow(event) for step in steps)
+        return any(inside.index(step) > place and step.may_share_run_with(event) for step in steps)
 
     def _refuse_block_without_step(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
         unknown = [
             each
             for each in self._events_behind(trace, block)
-            if each.kind == "unknown" and each.may_follow(block)
+            if each.kind == "unknown" and each.may_share_run_with(block)
         ]
         if unknown:
             raise UnsureRewrite(
-                block.node, f"what {self._place_text(unknown[0])} does with these gradients is not known"
+                block.node,
+                f"what {self._event_and_place_text(unknown[0])} does with these gradients is not known",
             )
         tail = last_part(_name_in_source(name))
         elsewhere = [each for each in self._sites.steps if last_part(each.optimizer) == tail]
@@ -944,12 +946,14 @@ class _OrderProof:
             other = event.names[0] if event.names else name
             if other != name and last_part(other) == last_part(name):
                 raise UnsureRewrite(
-                    block.node, f"{self._place_text(event)} may step the same optimizer, and is not rewritten"
+                    block.node,
+                    f"{self._event_and_place_text(event)} may step the same optimizer, and is not rewritten",
                 )
         elif event.kind == "backward" and event.site is None and not self._is_pass_rewritten(event):
             raise UnsureRewrite(
                 block.node,
-                f"the backward pass of {self._place_text(event)} adds to these gradients, and is not rewritten",
+                f"the backward pass of {self._event_and_place_text(event)} adds to these gradients, and is not "
+                "rewritten",
             )
         elif event.kind == "backward" and id(event.node) in self._order.plain:
             raise UnsureRewrite(event.node, "its step is not rewritten, and it may run with a scaled loss")
@@ -961,7 +965,7 @@ class _OrderProof:
             module.statement_around(block.node) in module.ancestors(event.node)
         )
         if not is_inside_block:
-            self._order.named.setdefault(self._place_text(event), self._own_node_leading_to(event))
+            self._order.named.setdefault(self._event_and_place_text(event), self._own_node_leading_to(event))
 
     def _refuse_unknown_call(
         self,
@@ -978,7 +982,7 @@ class _OrderProof:
         if not gets_gradients or not self._does_each_step_function_lead_to(block, event, steps):
             raise UnsureRewrite(
                 block.node,
-                f"what {self._place_text(event)} does with the gradients, before the step, is not known",
+                f"what {self._event_and_place_text(event)} does with the gradients, before the step, is not known",
             )
         self._record_read_by_step_function(event, steps)
 
@@ -991,10 +995,10 @@ class _OrderProof:
             self._order.lifted.add(id(event.node))
         elif event.site is None:
             raise UnsureRewrite(
-                block.node, f"{self._place_text(event)} reads gradients that are still scaled"
+                block.node, f"{self._event_and_place_text(event)} reads gradients that are still scaled"
             )
 
-    def _place_text(self, event: GradientEvent) -> str:
+    def _event_and_place_text(self, event: GradientEvent) -> str:
         """Return what an event is, and where."""
         line = _line_of_event(event)
         what = (
@@ -1054,7 +1058,9 @@ class _OrderProof:
         """Refuse a step that may run without a backward pass, and gradients that a step leaves behind."""
         if not isinstance(step.site, OptimizerStep):
             return
-        feeders = [each for each in trace if each.may_follow(step) and self._feeds_optimizer(each, name)]
+        feeders = [
+            each for each in trace if each.may_share_run_with(step) and self._feeds_optimizer(each, name)
+        ]
         if not _surely_runs_one(feeders, dict(step.facts)):
             raise UnsureRewrite(step.node, _text_on_conditions_without_pass(feeders or [block], step))
         guards = {
@@ -1070,7 +1076,7 @@ class _OrderProof:
         if _may_gradients_outlast(clears, block, step, guards):
             # a `try` is no condition of the script
             tests = {
-                tuple(test for test in _missing_conditions(each, step) if "try at" not in test)
+                tuple(test for test in _conditions_step_lacks(each, step) if "try at" not in test)
                 for each in clears
             }
             test = next(iter(tests))[0] if len(tests) == 1 and all(tests) else ""
@@ -1146,7 +1152,7 @@ def _may_gradients_outlast(
         return not _surely_runs_one(
             clears, {key: value for key, value in step.facts.items() if key not in guards}
         )
-    following = [each for each in clears if each.may_follow(step)]
+    following = [each for each in clears if each.may_share_run_with(step)]
     in_turn = any("%" in key for key in step.facts)
     return bool(clears) and not _surely_runs_one(following, {**step.facts, **block.facts}, loose=in_turn)
 
@@ -1192,7 +1198,7 @@ def _facts_with_condition(known: dict[str, object], key: str, value: object) -> 
     return {**known, key: value}
 
 
-def _missing_conditions(event: GradientEvent, step: GradientEvent) -> list[str]:
+def _conditions_step_lacks(event: GradientEvent, step: GradientEvent) -> list[str]:
     """Return the conditions, as text, that hold where an event is reached and on which its step does not depend."""
     tests = {
         key: value
@@ -1205,7 +1211,7 @@ def _missing_conditions(event: GradientEvent, step: GradientEvent) -> list[str]:
 def _text_on_conditions_without_pass(feeders: list[GradientEvent], step: GradientEvent) -> str:
     """Return why a step may run without a backward pass: under which conditions they run, if the script names them."""
     apart = {
-        frozenset(each for each in _missing_conditions(event, step) if not NO_TEST.match(each))
+        frozenset(each for each in _conditions_step_lacks(event, step) if not NO_TEST.match(each))
         for event in feeders
     }
     for each in sorted(set().union(*apart)):  # what runs whether one holds or not does not depend on it

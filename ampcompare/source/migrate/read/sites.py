@@ -474,7 +474,9 @@ def reads_gradient(module: Module, node: ast.AST) -> bool:
     if not isinstance(owner, (ast.Name, ast.Attribute)):
         return False
     statement = module.statement_around(node)
-    if dotted_name(node) in ("torch.autograd.grad", "autograd.grad") or _is_own_leaf(module, owner):
+    if dotted_name(node) in ("torch.autograd.grad", "autograd.grad") or _is_tensor_made_in_function(
+        module, owner
+    ):
         return False
     if isinstance(statement, ast.Assign) and node in statement.targets:
         return not is_literal(statement.value, None)
@@ -488,7 +490,7 @@ def _is_getattr_of_grad(call: ast.Call) -> bool:
     return dotted_name(call.func) == "getattr" and len(call.args) > 1 and is_literal(call.args[1], "grad")
 
 
-def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
+def _is_tensor_made_in_function(module: Module, owner: ast.Name | ast.Attribute) -> bool:
     """Return whether a function makes the tensor whose gradient it reads, as attacks on inputs do.
 
     It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.

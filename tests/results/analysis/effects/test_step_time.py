@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.effects.step_time import time_evidence, time_ratio_of_log
+from ampcompare.results.analysis.effects.step_time import step_time_evidence, time_ratio_of_log
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -42,7 +42,7 @@ def _with_load(record: RunRecord, load: float) -> RunRecord:
 
 def _evidence(*pairs: Pair) -> Evidence:
     arms, references = zip(*pairs, strict=True)
-    return time_evidence(Pairing(arms, references, pairs))
+    return step_time_evidence(Pairing(arms, references, pairs))
 
 
 def _ratio(times: Evidence) -> float:

@@ -8,7 +8,7 @@ import pytest
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.results.report.html.runs import ArmRuns, arms_with_runs
-from ampcompare.results.report.html.sections import drift_chart
+from ampcompare.results.report.html.sections import step_time_drift_chart
 
 MakeRich = Callable[..., Comparison]
 
@@ -32,12 +32,12 @@ def drifting(make_rich: MakeRich) -> Comparison:
 
 def _drawn(comparison: Comparison, records: list[RunRecord]) -> list[dict[str, Any]]:
     rows = {row.arm: row for row in comparison.arms}
-    return drift_chart([ArmRuns(0, rows[records[0].arm], records)]).views[0].series
+    return step_time_drift_chart([ArmRuns(0, rows[records[0].arm], records)]).views[0].series
 
 
 def test_each_run_is_a_point_at_its_time(drifting: Comparison) -> None:
     """Points lie at the middle of a run, in minutes since the first, and in percent of the median of the arm."""
-    figure = drift_chart(arms_with_runs(drifting))
+    figure = step_time_drift_chart(arms_with_runs(drifting))
     assert "since 2026-03-01 12:00:0" in figure.caption
     assert [len(trace["x"]) for trace in figure.views[0].series] == [2, 2]
     slower = [trace["y"][1] / trace["y"][0] for trace in figure.views[0].series]
@@ -63,5 +63,5 @@ def test_without_a_start_there_is_no_point(drifting: Comparison, text: str | Non
     record = drifting.records[0].model_copy(update={"started": text})
     assert _drawn(drifting, [record]) == []
     empty = drifting.model_copy(update={"records": [record]})
-    figure = drift_chart(arms_with_runs(empty))
+    figure = step_time_drift_chart(arms_with_runs(empty))
     assert (figure.is_drawn, figure.sentence) == (False, "No record says when its run started.")

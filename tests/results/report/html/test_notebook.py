@@ -17,7 +17,7 @@ from ampcompare.results.records.comparison import Comparison, read_comparison
 from ampcompare.results.records.diagnosis import Diagnosis, Fault, OperationPlace
 from ampcompare.results.report.base import Format
 from ampcompare.results.report.html.charts import HIGH, WIDE, Chart, ChartView, Picture
-from ampcompare.results.report.html.notebook import scoped_style
+from ampcompare.results.report.html.notebook import scoped_page_style
 from tests.results.report.html.test_html import Page
 
 pytest.importorskip("jinja2")
@@ -136,7 +136,7 @@ def test_without_jinja2_the_text_remains(comparison: Comparison, monkeypatch: py
 
 def test_the_style_stays_inside() -> None:
     """No rule reaches what is outside of the output, and colors follow the notebook before the system."""
-    style = re.sub(r"/\*.*?\*/", "", scoped_style(), flags=re.DOTALL)
+    style = re.sub(r"/\*.*?\*/", "", scoped_page_style(), flags=re.DOTALL)
     assert style.count("{") == style.count("}")
     depth, start, heads = 0, 0, []
     for at, char in enumerate(style):

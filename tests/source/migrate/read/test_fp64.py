@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
-from ampcompare.source.migrate.read.fp64 import find_fp64
+from ampcompare.source.migrate.read.fp64 import find_fp64_in_networks
 from ampcompare.source.module import Module
 
 NETWORK = """\
@@ -56,7 +56,7 @@ for step in range(4):
     ],
 )
 def test_finds_what_makes_a_tensor_fp64(line: str, is_found: bool) -> None:
-    assert [each.lineno for each in find_fp64(Module(NETWORK.format(line)))] == [12] * is_found
+    assert [each.lineno for each in find_fp64_in_networks(Module(NETWORK.format(line)))] == [12] * is_found
 
 
 @pytest.mark.parametrize("way", ["rewrite", "adapter"])
