@@ -31,6 +31,18 @@ REASONS = {
     + LOOP
     + STEP,
     "amp.initialize without models": "amp.initialize(opt_level='O1')  #!\n" + LOOP + STEP,
+    "this backward pass also runs above amp.initialize": "def train(fp16):\n    for x in data:\n"
+    "        optimizer.zero_grad()\n        loss = model(x)\n        if fp16:\n"
+    "            with amp.scale_loss(loss, optimizer) as scaled:  #!\n                scaled.backward()\n"
+    "        else:\n            loss.backward()\n        optimizer.step()\n\ntrain(False)\n"
+    + INITIALIZE
+    + "train(True)\n",
+    "this also runs above amp.initialize, where Apex casts nothing": "def evaluate():\n"
+    "    with torch.no_grad():  #!\n        print(model(x))\n\nevaluate()\n"
+    + INITIALIZE.replace("r)", "r, opt_level='O1', enabled=fp16)")
+    + LOOP
+    + STEP
+    + "evaluate()\n",
     "O1 without casts is loss scaling alone": INITIALIZE.replace("r)", "r, patch_torch_functions=False)  #!")
     + LOOP
     + STEP,

@@ -8,6 +8,7 @@ from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index, functions_of_callee
+from ampcompare.source.migrate.core.early_runs import EarlyRuns, Place
 from ampcompare.source.migrate.core.scalers import PlannedScaler, ifs_around_call
 from ampcompare.source.migrate.read.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import ForwardPasses
@@ -74,6 +75,11 @@ class ApexCore:
         return f'{self.torch}.amp.GradScaler("cuda", enabled=False)'
 
     @functools.cached_property
+    def early_runs(self) -> EarlyRuns:
+        """What runs above `amp.initialize`."""
+        return EarlyRuns(self.index, self.sites.initializes)
+
+    @functools.cached_property
     def model_names(self) -> set[str]:
         """The names by which models are called, as they are or as members of a list or dict.
 
@@ -130,6 +136,8 @@ class ApexCore:
 
     def runs_before_initialize(self, statement: ast.stmt) -> bool:
         """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
+        if self.early_runs.places_of(statement) == {Place.ABOVE}:
+            return True
         module, function = self.module, self.module.function_around(statement)
         later = [each.statement for each in self.sites.initializes if each.function is function]
         loops = {each for each in module.nodes_up_to_function(statement) if isinstance(each, LoopNode)}

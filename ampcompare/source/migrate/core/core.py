@@ -10,6 +10,7 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import ApexCore
+from ampcompare.source.migrate.core.early_runs import Place
 from ampcompare.source.migrate.core.initialize import rewrite_initialize_calls
 from ampcompare.source.migrate.core.internals import AMP_STATE, rewrite_or_refuse_apex_internals
 from ampcompare.source.migrate.core.model_casts import (
@@ -87,6 +88,10 @@ UPDATES_ABOVE = (
     "together, with the adapter"
 )
 MAY_BE_APEX = "{0} is called on what no import of this file makes apex.amp, and it may lead there"
+TRAINS_ABOVE = (
+    "this backward pass also runs above amp.initialize, where Apex casts and scales nothing, and no scaler is made yet; "
+    "the adapter knows when it runs"
+)
 NATIVE_TOO = (
     "a GradScaler scales a loss of this file too, and which loss this step follows is not known; remove the branch of "
     "Apex by hand"
@@ -136,6 +141,9 @@ def rewrite_core(
         raise UnsureRewrite(call, HANDED_ON.format(name))
     for backward in forward.missing:
         raise UnsureRewrite(backward.statement, FORWARD_UNSEEN)
+    for backward in sites.backwards:
+        if Place.ABOVE in core.early_runs.places_of(backward.statement):
+            raise UnsureRewrite(backward.statement, TRAINS_ABOVE)
     rewrite_initialize_calls(core)
     for call in () if model_casts_itself(core) else forward.apart:
         core.add_note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ampcompare.source.index import Answer, ImportedObject, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import last_name_before_index
+from ampcompare.source.migrate.core.early_runs import Place
 from ampcompare.source.migrate.core.half_networks import (
     makes_fp16,
     refuse_half_weights,
@@ -81,6 +82,11 @@ MAY_TRAIN = (
     "{0} is not under autocast in the result, and it may belong to the training that Apex "
     "cast; the adapter casts it"
 )
+EVALUATES_ABOVE = "this also runs above amp.initialize, in fp32 with Apex; it is under autocast there, too"
+EVALUATES_ABOVE_WITHOUT_SCALER = (
+    "this also runs above amp.initialize, where Apex casts nothing, and no scaler is made yet that autocast could ask; "
+    "the adapter knows when it runs"
+)
 METHOD = (
     "O2 and O3 cast nothing in {0}, only what forward gets; weights that it uses were fp16 and are fp32 now, and it is "
     "not under autocast"
@@ -122,6 +128,10 @@ def _add_autocast_to_evaluations(core: ApexCore) -> set[ast.AST]:
             continue
         if core.is_in_disable_casts_block(node) or core.runs_before_initialize(node):
             continue
+        if Place.ABOVE in core.early_runs.places_of(node):
+            if not core.always:
+                raise UnsureRewrite(node, EVALUATES_ABOVE_WITHOUT_SCALER)
+            core.add_note(node, EVALUATES_ABOVE)
         wrapped.add(node)
         header = core.autocast_line.removeprefix("with ").removesuffix(":")
         _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
@@ -172,7 +182,7 @@ def _refuse_or_note_fp16_inputs(core: ApexCore) -> None:
         if not is_method and (name not in tails or model_casts_itself(core)):
             continue
         statement = module.statement_around(call)
-        if core.has_autocast(call):
+        if core.has_autocast(call) or core.runs_before_initialize(statement):
             continue
         function = module.function_around(call)
         for node in halves:
@@ -181,12 +191,7 @@ def _refuse_or_note_fp16_inputs(core: ApexCore) -> None:
                 and module.statement_around(node).lineno < statement.lineno
             ):
                 raise UnsureRewrite(call, HALF_GIVEN.format(module.statement_around(node).lineno))
-        if (
-            is_method
-            and model_casts_itself(core)
-            and name not in noted
-            and not core.runs_before_initialize(statement)
-        ):
+        if is_method and model_casts_itself(core) and name not in noted:
             noted.add(name)
             core.add_note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
 
