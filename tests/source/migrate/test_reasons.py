@@ -43,6 +43,13 @@ REASONS = {
     + LOOP
     + STEP
     + "evaluate()\n",
+    "other, which amp.initialize does not get, may step with a loss that Apex does not scale": (
+        "other = torch.optim.SGD(weights)\n" + INITIALIZE
+    )
+    + "for i, x in enumerate(data):\n    optimizer.zero_grad()\n    other.zero_grad()\n    loss = model(x)\n"
+    + "    if i % 2:\n"
+    + INNER.replace("\n    ", "\n        ").rstrip(" ").replace("    with", "        with", 1)
+    + "    else:\n        loss.backward()\n    optimizer.step()\n    other.step()  #!\n",
     "O1 without casts is loss scaling alone": INITIALIZE.replace("r)", "r, patch_torch_functions=False)  #!")
     + LOOP
     + STEP,

@@ -89,7 +89,7 @@ UPDATES_ABOVE = (
 )
 MAY_BE_APEX = "{0} is called on what no import of this file makes apex.amp, and it may lead there"
 TRAINS_ABOVE = (
-    "this backward pass also runs above amp.initialize, where Apex casts and scales nothing, and no scaler is made yet; "
+    "this backward pass also runs above amp.initialize, where Apex casts and scales nothing, and no scaler is made; "
     "the adapter knows when it runs"
 )
 NATIVE_TOO = (
@@ -141,9 +141,7 @@ def rewrite_core(
         raise UnsureRewrite(call, HANDED_ON.format(name))
     for backward in forward.missing:
         raise UnsureRewrite(backward.statement, FORWARD_UNSEEN)
-    for backward in sites.backwards:
-        if Place.ABOVE in core.early_runs.places_of(backward.statement):
-            raise UnsureRewrite(backward.statement, TRAINS_ABOVE)
+    _refuse_training_above_initialize(core)
     rewrite_initialize_calls(core)
     for call in () if model_casts_itself(core) else forward.apart:
         core.add_note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
@@ -163,6 +161,12 @@ def rewrite_core(
     rewrite_amp_state(core)
     rewrite_or_refuse_apex_internals(core)
     return core
+
+
+def _refuse_training_above_initialize(core: ApexCore) -> None:
+    for backward in core.sites.backwards:
+        if Place.ABOVE in core.early_runs.places_of(backward.statement):
+            raise UnsureRewrite(backward.statement, TRAINS_ABOVE)
 
 
 def _refuse_unsure_training(module: Module, names: ModuleImports, sites: Sites) -> None:

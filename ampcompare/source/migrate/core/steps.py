@@ -7,11 +7,12 @@ from ampcompare.source.branches import (
     branches_around,
     conditions_around,
     conditions_of_test,
+    known_conditions_at,
     never_run_together,
 )
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.read.finding import BY_HAND, Finding, UnsureRewrite
-from ampcompare.source.migrate.read.sites import GradientRead, OptimizerStep
+from ampcompare.source.migrate.read.sites import BackwardPass, GradientRead, OptimizerStep
 from ampcompare.source.module import Module
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import (
@@ -64,6 +65,16 @@ GUARDED_AFTER_OVERFLOW = (
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
+)
+
+
+UNSCALED_WITH_APEX = (
+    "{0}, which amp.initialize does not get, may step with a loss that Apex does not scale, and that is scaled in the "
+    "result; the adapter scales what Apex scales"
+)
+SCALED_TOO = (
+    "Apex does not scale this loss, so that its step neither moves the scale nor is left out after an overflow; here "
+    "both happen"
 )
 
 
@@ -415,11 +426,22 @@ def _leaves_loop_round_or_function(statement: ast.If) -> bool:
     return any(isinstance(node, LEAVING) for node in ast.walk(statement))
 
 
-def _steps_without_apex(core: ApexCore, function: FunctionNode | None) -> list[tuple[ast.Call, str]]:
-    """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
+def _steps_without_apex(
+    core: ApexCore, function: FunctionNode | None, *, plain: bool = False
+) -> list[tuple[ast.Call, str]]:
+    """Return the steps, below a backward pass of a function, of optimizers that Apex has nothing to do with.
+
+    Args:
+        plain: ask for passes that Apex does not scale, and whose scaler may be on; by default for those that it does.
+    """
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
-    passes = [each.statement for each in sites.backwards if each.block and each.function is function]
+    passes = [
+        each.statement
+        for each in sites.backwards
+        if each.function is function
+        and (not plain if each.block else plain and not _is_scaler_off_at(core, each))
+    ]
     found, kinds = [], ObjectKinds(module, core.index)
     for node, stepped in module.method_calls("step"):
         key = dotted_name(stepped)
@@ -487,10 +509,32 @@ def _makes_fp16_tensor(core: ApexCore, value: ast.expr | None) -> bool:
 
 
 def note_steps_with_scaled_gradients(core: ApexCore) -> None:
-    """Note the optimizers that may step with gradients that are still scaled."""
+    """Note the optimizers that may step with gradients that are still scaled, and plain losses that are scaled now.
+
+    Raises:
+        UnsureRewrite: an optimizer that Apex does not know may step with a loss that Apex does not scale.
+    """
     for function in dict.fromkeys(each.function for each in core.sites.backwards if each.block):
+        for call, key in _steps_without_apex(core, function, plain=True):
+            raise UnsureRewrite(call, UNSCALED_WITH_APEX.format(key))
         for call, key in _steps_without_apex(core, function):
             core.add_note(call, APART.format(key))
+        plain = [each for each in core.sites.backwards if each.function is function and not each.block]
+        for each in plain:
+            loop = _find_loop_or_function_around(core.module, each.statement)
+            tests = conditions_around(core.module, each.statement, loop)
+            if isinstance(loop, LoopNode) and any(_may_test_vary(test, loop) for test in tests):
+                core.add_note(each.statement, SCALED_TOO)
+
+
+def _is_scaler_off_at(core: ApexCore, backward: BackwardPass) -> bool:
+    """Return whether a backward pass only runs where the scaler does nothing, by what decides on `amp.initialize`."""
+    facts = known_conditions_at(core.module, backward.statement)
+    return all(
+        never_run_together(core.module, each.statement, backward.statement)
+        or ("enabled" in each.arguments and facts.get(ast.unparse(each.arguments["enabled"])) is False)
+        for each in core.sites.initializes
+    )
 
 
 def _statement_to_update_behind(core: ApexCore, step: OptimizerStep) -> ast.stmt:
