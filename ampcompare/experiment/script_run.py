@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,16 +163,7 @@ def _script_run_from_recording(folder: Path, steps: int) -> ScriptRun:
     for row in stepped:
         norm = row["grad_norm"]
         norms.setdefault(str(row["optimizer"]), []).append(None if norm is None else float(norm))
-    weights: dict[str, Any] = {}
-    if (folder / "last.pt").exists():
-        import torch
-
-        last = torch.load(folder / "last.pt", map_location="cpu", weights_only=True)
-        numbers = {row["optimizer"] for row in stepped}
-        held = [(number, each) for number, each in enumerate(last) if number in numbers]
-        weights = {
-            f"{number}.{place}": one.numpy() for number, each in held for place, one in enumerate(each)
-        }
+    weights = _read_last_weights(folder / "last.pt", {row["optimizer"] for row in stepped})
     none: dict[str, Any] = {"sha256": [], "draws": []}
     batches = next((row for row in rows if row.get("kind") == "batches"), none)
     run = _script_run_from_rows(rows, stepped, rows)
@@ -188,6 +179,17 @@ def _script_run_from_recording(folder: Path, steps: int) -> ScriptRun:
         draws=tuple(batches["draws"]),
         is_cut=is_cut,
     )
+
+
+def _read_last_weights(path: Path, optimizers: Collection[int]) -> dict[str, Any]:
+    """Return the arrays that the recorder has kept of optimizers, by `NUMBER.PLACE`; none without its file."""
+    if not path.exists():
+        return {}
+    import torch
+
+    last = torch.load(path, map_location="cpu", weights_only=True)
+    held = [(number, weights) for number, weights in enumerate(last) if number in optimizers]
+    return {f"{number}.{place}": one.numpy() for number, weights in held for place, one in enumerate(weights)}
 
 
 def _make_optimizer_renamer(steps: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -113,13 +113,7 @@ def read_table(
         ConfigError: there is no such column, or the metric needs a direction.
     """
     name = str(source) if isinstance(source, Path) else "the table"
-    try:
-        if isinstance(source, Path):
-            source = read_text(source, most=MAX_BYTES, encoding="utf-8-sig")
-        text = source if isinstance(source, str) else source.read(MAX_BYTES)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
-    written, lines = _header_and_numbered_rows(text, name)
+    written, lines = _header_and_numbered_rows(_read_source(source, name), name)
     head = [cell.lower() for cell in written]
     if "arm" not in head or len(set(head)) < len(head):
         raise RecordError(
@@ -135,15 +129,36 @@ def read_table(
         seen.add((run.arm.casefold(), run.seed))
         runs.append(run)
     values = [run.value.mean for run in runs if run.value is not None]
-    low = min(values, default=0.0)
-    high = max(values, default=100.0)
-    scale = 1 / found.factor
-    if found.name == TOP1.name:  # a share of 1 or a percentage
-        if low < 0 or high > 100 or (high > 1 > low and values):
-            raise RecordError(f"{name}: values of {column} go from {low:g} to {high:g}; give percentages")
-        scale = 1.0 if high <= 1 else scale
+    scale = _share_scale(values, f"{name}: values of {column}") if found.name == TOP1.name else None
+    scale = 1 / found.factor if scale is None else scale
     runs = [replace(run, value=run.value and run.value.multiplied_by(scale)) for run in runs]
     return ResultsTable(runs, found, [cell for cell in head if cell not in (*KNOWN, column, f"{column} sd")])
+
+
+def _read_source(source: Path | TextIO | str, name: str) -> str:
+    """Return the text of a table.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    try:
+        if isinstance(source, Path):
+            return read_text(source, most=MAX_BYTES, encoding="utf-8-sig")
+        return source if isinstance(source, str) else source.read(MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _share_scale(values: Sequence[float], name: str) -> float | None:
+    """Return 1 if accuracies are shares of 1, and None if they are percentages.
+
+    Raises:
+        RecordError: they are neither.
+    """
+    low, high = min(values, default=0.0), max(values, default=100.0)
+    if low < 0 or high > 100 or (high > 1 > low and values):
+        raise RecordError(f"{name} go from {low:g} to {high:g}; give percentages")
+    return 1.0 if high <= 1 else None
 
 
 def _header_and_numbered_rows(text: str, name: str) -> tuple[list[str], list[tuple[int, list[str]]]]:

@@ -112,26 +112,36 @@ def train_as_one_rank(
             with contextlib.suppress(OSError):  # the disk may be full
                 with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
                     traceback.print_exc(file=file)
-            record = record_of_failure(config, error, process=f"rank {world.rank}")
-            if not _is_first_failed_rank(roll, world, error):
-                with request_stop_at_signals(StopRequest()):  # which torchrun sends to the other ranks
-                    _wait_for_record(roll)
-                return record, False
-            if roll is not None and is_collective_timeout(error.__cause__ or error):
-                record = record_of_failure(
-                    config, LaunchError(roll.request_stacks_for_stall_message(config.stall_timeout))
-                )
-            record = record_with_place(record)
-            write_record(record, folder)
-            if roll is not None:
-                with contextlib.suppress(RuntimeError):  # the process that hosted the store is gone
-                    roll.report_failure_record_written()
-            return record, True
+            return _record_of_failed_rank_and_is_printing(config, folder, world, roll, error)
     code.record_used_inputs()
     if world.rank == 0:
         record = record_with_place(record_with_loaded_code(record, folder))
         write_record(record, folder)
     return record, world.rank == 0
+
+
+def _record_of_failed_rank_and_is_printing(
+    config: RunConfig, folder: Path, world: DistributedEnv, roll: RankPresence | None, error: Exception
+) -> tuple[RunRecord, bool]:
+    """Write the record of a failure, if no other rank failed before; else wait until that has written its own.
+
+    Args:
+        roll: of the ranks; None where this one failed before they met.
+    """
+    record = record_of_failure(config, error, process=f"rank {world.rank}")
+    if not _is_first_failed_rank(roll, world, error):
+        with request_stop_at_signals(StopRequest()):  # which torchrun sends to the other ranks
+            _wait_for_record(roll)
+        return record, False
+    if roll is not None and is_collective_timeout(error.__cause__ or error):
+        message = roll.request_stacks_for_stall_message(config.stall_timeout)
+        record = record_of_failure(config, LaunchError(message))
+    record = record_with_place(record)
+    write_record(record, folder)
+    if roll is not None:
+        with contextlib.suppress(RuntimeError):  # the process that hosted the store is gone
+            roll.report_failure_record_written()
+    return record, True
 
 
 def _is_first_failed_rank(roll: RankPresence | None, world: DistributedEnv, error: Exception) -> bool:

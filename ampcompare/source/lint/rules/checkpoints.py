@@ -82,19 +82,26 @@ def scale_state_unsaved(module: LintModule) -> Iterator[Finding]:
             saved = next((one for one in mappings if one is not None), None)
             if saved in reported:
                 continue
-            alone = any(_is_state_of_optimizer(module, value) for value in values)
-            alone = alone or (code == "AMP226" and _is_optimizer_saved_elsewhere(module, call))
-            if not alone and not any(_holds_optimizer(module, value, call) for value in values):
-                continue
-            if not _saves_training_of_scaler(module, maker, call, of_process=code == "AMP119"):
-                continue
-            if _is_scaler_new_each_round(module, maker, call):
-                continue
-            if code == "AMP226" and _does_saved_optimizer_step_without_scaler(module, call, saved):
+            saves_optimizer = any(
+                _is_state_of_optimizer(module, value) or _holds_optimizer(module, value, call)
+                for value in values
+            ) or (code == "AMP226" and _is_optimizer_saved_elsewhere(module, call))
+            if not saves_optimizer or not _needs_scale_of(module, maker, call, saved, code):
                 continue
             shown = "the state of the optimizer is saved, but that of the loss scale is not"
             reported |= {saved} if saved is not None else set()
             yield module.make_finding(code, call, shown)
+
+
+def _needs_scale_of(
+    module: LintModule, maker: ast.Call, save: ast.Call, saved: ast.Dict | ast.Call | None, code: str
+) -> bool:
+    """Return whether what a call saves belongs to a loss scale that lasts until then, and scaled its steps."""
+    if not _saves_training_of_scaler(module, maker, save, of_process=code == "AMP119"):
+        return False
+    if _is_scaler_new_each_round(module, maker, save):
+        return False
+    return code != "AMP226" or not _does_saved_optimizer_step_without_scaler(module, save, saved)
 
 
 def _is_scaler_passed_to_saver(module: LintModule) -> bool:
