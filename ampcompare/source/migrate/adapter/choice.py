@@ -28,7 +28,7 @@ from ampcompare.source.versions import Versions
 
 TAKES = "{0} takes the adapter: {1}"
 FOLLOWS = "it runs with {0}, which is not rewritten"
-LEFT_BY_HAND = "a rewrite would leave this by hand"
+LEFT_BY_HAND = "a rewrite would leave this by hand: {0}"
 STAYS_WITH = "{0} stays on Apex, whose casts both run with, so this file stays too"
 STAYS_BESIDE = "{0} stays on Apex, and whether this runs with its casts is not seen, so this file stays too"
 FOLLOWS_UNSEEN = "{0} next to it {1}, and whether they run together is not seen"
@@ -207,9 +207,10 @@ def _text_on_what_is_not_ordinary(result: FileMigration, imports: ImportIndex) -
         not migration.whole or migration.core is not None or not files_needing_apex([result.path], imports)
     ):
         found = migration.left_by_hand[0]
-        # What a message advises is for a rewrite; its message may be of a rewrite of other files, too.
-        is_of_others = migration.whole and migration.core is None
-        found = replace(found, message=LEFT_BY_HAND if is_of_others else without_advice(found.message))
+        # What a message advises is for a rewrite; of a file without a core, it may be that of other files.
+        reason = without_advice(found.message)
+        is_without_core = migration.whole and migration.core is None
+        found = replace(found, message=LEFT_BY_HAND.format(reason) if is_without_core else reason)
     elif migration.core is not None:
         found = find_what_is_not_ordinary(migration.core, migration, document.text)
     return (

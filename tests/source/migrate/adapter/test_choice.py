@@ -124,7 +124,7 @@ def test_a_file_that_shares_its_import_of_apex_says_nothing_of_rewrites_elsewher
     )
     reasons = choose_rewrite_or_adapter([*paths, *put(tmp_path, network=NETWORK)]).reasons
     assert reasons[paths[1]] in (
-        "line 1: a rewrite would leave this by hand",
+        "line 1: a rewrite would leave this by hand: train.py has amp from here",
         "it runs with train.py, which takes the adapter",
     )
     assert "migrate it" not in "".join(reasons.values())

@@ -675,6 +675,92 @@ def test_no_cast_of_an_input_by_name_is_kept(forked_python: Any, tmp_path: Path)
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "net[2](net[1](net[0](leaf)))",
+        "nn.functional.linear(leaf, weight)",
+        "leaf @ weight",
+        "torch.mm(leaf, weight)",
+        "leaf.matmul(weight) + leaf.mm(weight)",
+        "torch.conv1d(leaf[:, None], leaf[:1, None]).flatten(1)",
+    ],
+)
+def test_no_cast_of_a_tensor_that_is_no_weight_is_kept(
+    forked_python: Any, tmp_path: Path, forward: str
+) -> None:
+    """Autocast keeps the casts of all leaves, Apex those of parameters; gradients of several uses are added in fp32."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "leaf, weight = x.clone().requires_grad_(), torch.eye(8).cuda()\n"
+        "for _ in range(3):\n"
+        f"    out = {forward}\n"
+        f"    (grad,) = torch.autograd.grad((out.float() ** 2).mean() + ({forward}).float().sum(), leaf)\n"
+        "    leaf.data.add_(grad.sign())\n"
+        "    print(out.dtype, out.flatten().tolist(), grad.flatten().tolist())\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+def test_products_of_fp64_are_fp16_wherever_they_are_made(forked_python: Any, tmp_path: Path) -> None:
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "wide = x.double()\n"
+        "results = wide @ wide.T, wide.mm(wide.T), torch.matmul(wide, wide.T), net[0](wide), net(x).double() @ x[:2]\n"
+        "for result in results:\n"
+        "    print(result.dtype, result.flatten().tolist())\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+def test_sparse_products_distributions_and_other_names_of_functions_run_without_casts(
+    forked_python: Any, tmp_path: Path
+) -> None:
+    """Apex lists no such product; and the modules of torch.distributions bound their functions by imports."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "sparse, out = torch.eye(16).cuda().to_sparse(), net(x)\n"
+        "bernoulli, geometric = (getattr(torch.distributions, x)(logits=out) for x in ('Bernoulli', 'Geometric'))\n"
+        "for result in (\n"
+        "    torch.spmm(sparse, x), torch.dsmm(sparse, x), torch.sparse.mm(sparse, x), bernoulli.entropy(),\n"
+        "    bernoulli.log_prob((out > 0).to(out.dtype)), geometric.log_prob((out > 0).to(out.dtype)),\n"
+        "    torch.distributions.Categorical(logits=out).entropy(),\n"
+        "    torch.lstm_cell(x, (x, x), torch.ones(32, 8).cuda(), torch.ones(32, 8).cuda())[0],\n"
+        "    torch.kl_div(out, out), nn.functional.kl_div(out, out), torch.hinge_embedding_loss(out, out.sign()),\n"
+        "    nn.functional.triplet_margin_loss(out, -out, out),\n"
+        "    torch.triplet_margin_loss(out, -out, out),\n"
+        "):\n"
+        "    print(result.dtype, result.flatten().tolist())\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+def test_the_step_behind_an_overflow_is_another_one(forked_python: Any, tmp_path: Path) -> None:
+    """Apex replaces it for once; scripts that compare it run the batch again, also below a scheduler."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+        "for index in range(4):\n"
+        "    for tries in range(4):\n"
+        "        loss = nn.functional.cross_entropy(net(x), y) * (3e37 if index == 1 and tries < 2 else 1)\n"
+        "        default = optimizer.step\n"
+        "        with amp.scale_loss(loss, optimizer) as scaled_loss:\n"
+        "            scaled_loss.backward()\n"
+        "        is_skipped = optimizer.step is not default\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+        "        print(index, tries, is_skipped, optimizer.step is default, net[0].weight.sum().item())\n"
+        "        if not is_skipped:\n"
+        "            break\n"
+        "    scheduler.step()\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
 def test_a_whole_model_is_saved_and_loaded(forked_python: Any, tmp_path: Path) -> None:
     text = HEAD + (
         "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
