@@ -89,10 +89,16 @@ class ImportRoots:
         return sorted(each for each in exact if each.joinpath(*name.split(".")).with_suffix(".py") != file)
 
     def has_importer_directly_in(self, root: Path, path: Path) -> bool:
-        """Return whether a file in a folder itself, none below it, imports a file from there."""
+        """Return whether a file in a folder itself, none below it, imports a file from there.
+
+        For a module it may import it from a folder above, too: where it runs, its own folder comes first in `sys.path`.
+        """
         own, folder = absolute_path(path), absolute_path(root)
+        base = self._project_folder_of(own)
+        tops = [folder] if is_script(path) else _folders_up_to(folder / "_", base) or [folder]
         return any(
-            importer.parent == folder and self._index.file_of_module_below(folder, name) == own
+            importer.parent == folder
+            and any(self._index.file_of_module_below(top, name) == own for top in tops)
             for importer, name in self._imports
         )
 

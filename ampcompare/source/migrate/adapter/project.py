@@ -222,7 +222,8 @@ def _adapter_plan_of_project(
             document.text, own, depth=depth, exports=path.name == "__init__.py", is_of_project=place_of
         )
         migration = migration_with_questions_to_packages(path, document.text, migration, imports)
-        if path in early and path.parent not in (root, place.parent):
+        is_found = path.parent in (root, place.parent) or places.has_importer_directly_in(place.parent, path)
+        if path in early and not is_found:
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = _migration_with_findings(migration, [late])
         if own != ADAPTER and ADAPTER in migration.text:

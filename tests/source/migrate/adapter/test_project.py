@@ -540,6 +540,29 @@ def test_a_module_finds_the_adapter_in_the_folder_of_its_script_before_it_change
     ]
 
 
+def test_a_module_finds_the_adapter_in_the_folder_of_its_script_that_imports_it_from_above(
+    tmp_path: Path,
+) -> None:
+    """Of a program its own folder comes first in `sys.path`, before any line runs; a second run says nothing new."""
+    late = "import sys\nfrom apex import amp\nsys.path.insert(1, './')\nimport train.tools.kinds\n"
+    late += "def step(loss, optimizer):\n    with amp.scale_loss(loss, optimizer) as scaled:\n"
+    late += "        scaled.backward()\n"
+    program = "import sys\nfrom apex import amp\nsys.path.insert(1, './')\nfrom train.tools.fitter import *\n"
+    program += "amp.initialize(model, optimizer)\nif __name__ == '__main__':\n    step(loss, optimizer)\n"
+    files = {
+        "abba/train/program.py": program,
+        "abba/train/tools/fitter.py": late,
+        "abba/train/tools/kinds.py": "KINDS = 1\n",
+        "show.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    plans, _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
+    assert [each.adapter.path for each in plans] == [tmp_path / "abba/train/torch_amp_adapter.py"]
+    assert not any(each.num_lines_by_hand for each in plans[0].files)
+
+
 def test_a_module_named_as_an_installed_library_is_none_that_bare_imports_mean(tmp_path: Path) -> None:
     """Its package imports it relatively; `from library import x` elsewhere is of the library."""
     files = {
