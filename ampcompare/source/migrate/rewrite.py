@@ -228,8 +228,12 @@ def _migrate_without_apex_names(text: str, module: Module, around: Neighbors, *,
     for call, owner in module.method_calls(*CORE):
         if ast.dump(owner) in owners and isinstance(call.func, ast.Attribute):
             findings.append(Finding.of_node(call, BY_HAND, MAY_BE_APEX.format(call.func.attr)))
-    if not findings and not alone and _are_all_cores_rewritten(around, module):
-        findings += answer_apex_availability_with_yes(module, edits)
+    if not findings and not alone:
+        answered = Edits(module)
+        answers = answer_apex_availability_with_yes(module, answered)
+        # Only for a file that asks are the cores of others rewritten.
+        if (answers or answered) and _are_all_cores_rewritten(around, module):
+            edits, findings = answered, answers
     whole = all(each.kind == NOTE for each in findings)
     _put_comments_above_left_by_hand(module, edits, findings)
     return Migration(
