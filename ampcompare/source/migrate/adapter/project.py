@@ -51,6 +51,10 @@ UNUSED_STAYS = (
     "other file has its name from here"
 )
 LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies; move it below"
+WITHOUT_PACKAGE = (
+    "this file imports from {0} only here, under a condition; where it runs without that package, {1} is not found, "
+    "also if the import of Apex was optional: put a copy of the adapter next to it, and import that there"
+)
 NOT_INITIALIZED = (
     "no file that is named here calls amp.initialize{}: what calls this must call that of {}, "
     "not that of Apex"
@@ -229,6 +233,7 @@ def _adapter_plan_of_project(
         if own != ADAPTER and ADAPTER in migration.text:
             both = _name_imported_in_two_ways(path, document.text, imports)
             start = [Finding(1, 0, BY_HAND, TWO_WAYS.format(both, own))] if both else []
+            start += _notes_on_runs_without_package(document.text, own)
             migration = _migration_with_findings(migration, start)
         if re.search(rf"^\s*(?:from|import) {re.escape(own)}\b", migration.text, re.MULTILINE):
             others = places.roots_without_module(path, own, place)[:1]
@@ -268,6 +273,35 @@ def _name_imported_in_two_ways(path: Path, text: str, imports: ImportIndex) -> s
             if name and (1 - level, name) in second and imports.file_of_module_below(folder, name):
                 return name
     return ""
+
+
+def _notes_on_runs_without_package(text: str, own: str) -> list[Finding]:
+    """Return a note for a file that may run outside of its package: it imports all of that under a condition.
+
+    Args:
+        own: the name by which the file imports the adapter, as of a package.
+    """
+    package, _, _ = own.rpartition(".")
+    tree = ast.parse(text) if package else ast.Module([], [])
+    optional = {
+        each
+        for outer in tree.body
+        if isinstance(outer, (ast.If, ast.Try))
+        for each in ast.walk(outer)
+        if isinstance(each, ImportNode)
+    }
+    of_package = [each for each in ast.walk(tree) if _is_import_of_package(each, package)]
+    if not of_package or any(each not in optional for each in of_package):
+        return []
+    return [Finding.of_node(of_package[0], NOTE, WITHOUT_PACKAGE.format(package, own))]
+
+
+def _is_import_of_package(node: ast.AST, package: str) -> bool:
+    """Return whether a node imports from a package, by its name or relatively."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    if isinstance(node, ast.ImportFrom):
+        names = [package] if node.level else [node.module or ""]
+    return any(f"{each}.".startswith(f"{package.partition('.')[0]}.") for each in names)
 
 
 def _plan_noting_initialize_elsewhere(plan: AdapterPlan, initializing: Collection[Path]) -> AdapterPlan:

@@ -311,11 +311,14 @@ def _set_loss_scale_settings(
             settings.arguments.append(NO_GROWTH)
             settings.notes.append("a static scale halves after an overflow, where Apex takes the step")
         return
-    if (
+    is_dynamic_by_test = (
         isinstance(scale, ast.IfExp)
         and isinstance(scale.body, ast.Constant)
         and scale.body.value == "dynamic"
-    ):
+    )
+    if is_dynamic_by_test and isinstance(scale, ast.IfExp) and is_literal(scale.orelse, None):
+        return  # dynamic in both cases, as is the default of a level
+    if is_dynamic_by_test and isinstance(scale, ast.IfExp):
         dynamic, text = module.source(scale.test), module.source(scale.orelse)
     else:
         text = text if _needs_no_parentheses(scale) else f"({text})"

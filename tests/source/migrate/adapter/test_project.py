@@ -563,6 +563,28 @@ def test_a_module_finds_the_adapter_in_the_folder_of_its_script_that_imports_it_
     assert not any(each.num_lines_by_hand for each in plans[0].files)
 
 
+def test_a_file_that_may_run_without_its_package_is_named(tmp_path: Path) -> None:
+    head = "import os\ntry:\n    from apex import amp\nexcept ImportError:\n    amp = None\n"
+    alone = f"{head}if 'ALONE' not in os.environ:\n    from .metrics import mean\namp.initialize(model, optimizer)\n"
+    for text, num_notes in ((alone, 1), (f"{alone}from .metrics import total\n", 0)):
+        files = {
+            "pkg/__init__.py": "",
+            "pkg/bert.py": text,
+            "pkg/metrics.py": "mean = total = sum\n",
+            "run.py": "import pkg.bert\n",
+        }
+        for name, content in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(content)
+        plans, _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
+        found = [
+            each.message for file in plans[0].files if file.migration for each in file.migration.findings
+        ]
+        assert [each.startswith("this file imports from pkg only here") for each in found].count(
+            True
+        ) == num_notes
+
+
 def test_a_module_named_as_an_installed_library_is_none_that_bare_imports_mean(tmp_path: Path) -> None:
     """Its package imports it relatively; `from library import x` elsewhere is of the library."""
     files = {

@@ -40,3 +40,15 @@ def test_the_value_keeps_its_form(call: str, optimizer: str, line: str) -> None:
     assert [each for each in between if " = " in each and "with " not in each and "loss" not in each] == [
         line
     ] * bool(line)
+
+
+def test_a_scale_that_is_dynamic_or_left_to_the_level_is_dynamic() -> None:
+    text = (
+        "import torch\nfrom apex import amp\n\n"
+        'model, optimizer = amp.initialize(model, optimizer, loss_scale="dynamic" if fixed else None)\n'
+        "for x in data:\n    loss = model(x)\n    with amp.scale_loss(loss, optimizer) as scaled:\n"
+        "        scaled.backward()\n    optimizer.step()\n"
+    )
+    migration = migrate_text(text)
+    assert 'scaler = torch.amp.GradScaler("cuda")\n' in migration.text
+    assert not migration.findings
