@@ -48,7 +48,9 @@ NETWORKS = (
     "timm.",
     "transformers.",
     "segmentation_models_pytorch.",
+    "torch.optim.swa_utils.AveragedModel",
 )
+UPDATE_BN = "torch.optim.swa_utils.update_bn"  # runs an averaged network on all batches
 MAX_DEPTH = 4
 HALF_GIVEN = (
     "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors; put it "
@@ -263,9 +265,12 @@ def _note_uncast_computations(core: ApexCore) -> None:
         ):
             continue
         name = ast.unparse(call.func)
+        runs_average = module.resolve(call.func) == UPDATE_BN
         if (
-            module.function_around(call) in homes and _is_call_of_other_network(core, call)
-        ) or _passes_model_on(core, call):
+            runs_average
+            or (module.function_around(call) in homes and _is_call_of_other_network(core, call))
+            or _passes_model_on(core, call)
+        ):
             found.setdefault(name, call.lineno)
     if found and core.sites.initializes:
         named = ", ".join(f"{name}() (line {line})" for name, line in found.items())

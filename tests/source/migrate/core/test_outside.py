@@ -172,3 +172,11 @@ def test_the_methods_of_modules_are_those_of_torch() -> None:
     }
     assert own - {"forward"} <= OF_MODULE
     assert all(hasattr(torch, name.removeprefix("torch.").split(".")[0]) for name in NO_GRAD)
+
+
+def test_averages_of_a_model_compute_outside_of_autocast_and_are_named() -> None:
+    """Both of torch: the averaged network itself, and the pass over all batches for its batch norms."""
+    above = "from torch.optim.swa_utils import AveragedModel, update_bn"
+    below = "average = AveragedModel(model)\nupdate_bn(data, average)\nprint(average(x))"
+    notes = [each.message for each in migrate_text(_script(above=above, below=below)).findings]
+    assert [each.partition("as by: ")[2] for each in notes] == ["update_bn() (line 12), average() (line 13)"]
