@@ -64,6 +64,19 @@ def test_functions_are_cast_as_registered(script_amp: Make) -> None:
         amp.register_half_function(Library, "absent")
 
 
+@pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16", "half:masters=fp32,dynamic"])
+def test_hooks_of_a_script_for_apex_get_true_gradients(script_amp: Make, arm: str) -> None:
+    """Those of Apex itself are scaled; here they are not, also of what a model returns."""
+    amp = script_amp(arm)
+    model, optimizer = initialized(amp)
+    output = model(batch(0)[0])
+    seen: list[float] = []
+    output.register_hook(lambda gradient: seen.append(float(gradient.float().abs().max())))
+    with amp.scale_loss(output.float().mean(), optimizer) as scaled:
+        scaled.backward()
+    assert seen == pytest.approx([1 / output.numel()], rel=0.01)
+
+
 def test_functions_stay_as_they_are_under_an_arm_without_casts(script_amp: Make) -> None:
     amp = script_amp("fp32")
     same = amp.half_function(lambda tensor: tensor.dtype)
