@@ -50,6 +50,10 @@ UNUSED_STAYS = (
     "{} calls apex.amp and stays on Apex, so this import stays too, and nothing in this file uses it; remove it if no "
     "other file has its name from here"
 )
+NEVER_SCALED = (
+    "no scale_loss is seen in this program: O1 of Apex computes with the weights of the first pass then, since a block "
+    "of scale_loss is what ends its casts of weights; the adapter casts them again after each step"
+)
 LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies; move it below"
 WITHOUT_PACKAGE = (
     "this file imports from {0} only here, under a condition; where it runs without that package, {1} is not found, "
@@ -396,6 +400,9 @@ def _notes_on_o1_only_casts(
         yield Finding.of_node(node, NOTE, BOUND_EARLY.format(name))
     for shown in others_that(has_early_bindings_of_torch):
         yield Finding.of_node(initialize, NOTE, BOUND_EARLY_IN.format(shown))
+    trains = any(True for _ in module.method_calls("backward"))
+    if trains and not _names_scale_loss(module) and not others_that(_names_scale_loss):
+        yield Finding.of_node(initialize, NOTE, NEVER_SCALED)
     for node in islice(find_fp64_in_networks(module), 1):
         yield Finding.of_node(node, NOTE, BY_ADAPTER.format("this line"))
     for shown in others_that(makes_fp64):
@@ -404,6 +411,11 @@ def _notes_on_o1_only_casts(
     if statements and all(_may_run_behind_models(module, each) for each in statements):
         for place in [*["this file"] * _registers_hooks(module), *others_that(_registers_hooks)][:1]:
             yield Finding.of_node(statements[0], NOTE, EARLY_HOOKS.format(place))
+
+
+def _names_scale_loss(module: Module) -> bool:
+    """Return whether a module names `scale_loss`."""
+    return "scale_loss" in module.text
 
 
 def _may_run_behind_models(module: Module, statement: ast.stmt) -> bool:

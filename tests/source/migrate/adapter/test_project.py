@@ -512,6 +512,18 @@ def test_a_library_whose_callers_initialize_says_whose_function_they_must_call(t
     assert "except tests and examples" in found[0]
 
 
+@pytest.mark.parametrize(
+    "scales", ["", "with amp.scale_loss(loss, optimizer) as loss:\n    pass\n", "import steps\n"]
+)
+def test_o1_without_a_scaled_loss_has_a_note(tmp_path: Path, scales: str) -> None:
+    """Apex keeps its casts of weights until a block of `scale_loss` ends."""
+    train = f"{USE}model, optimizer = amp.initialize(model, optimizer)\nloss.backward()\n{scales}{MAIN}"
+    _plans(tmp_path, {"train.py": train, "steps.py": f"{USE}def step(x):\n    amp.scale_loss(x, y)\n"})
+    plans, _ = adapter_plans_and_unread_files([tmp_path / "train.py"])
+    lines = [line for plan in plans for each in plan.files for line in each.lines()]
+    assert any("no scale_loss is seen in this program" in line for line in lines) == (not scales)
+
+
 def test_an_import_without_use_stays_with_a_core_that_stays(tmp_path: Path) -> None:
     texts = {"train.py": "from apex import amp\nimport steps\namp.init()\n" + MAIN, "steps.py": USE}
     _plans(tmp_path, texts)
