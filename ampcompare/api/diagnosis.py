@@ -79,7 +79,7 @@ def diagnose(
     if loop is None:
         check_cells([config])
     if script is not None and preflight:
-        run_trials_of_configs([config])
+        run_trials_of_configs([config], watches_failures=True)
     return _diagnose(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 

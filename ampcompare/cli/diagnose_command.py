@@ -125,7 +125,7 @@ def command(asked: CommandForm, **parameters: Any) -> int:
 
     with leave_block_at_signals():
         if config.script is not None and parameters["preflight"]:
-            run_trials_of_configs([config], say)
+            run_trials_of_configs([config], say, watches_failures=True)
         folder = parameters["output_dir"]
         diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
     form = "json" if parameters["as_json"] else "table"

@@ -75,6 +75,10 @@ class RunObservation:
 
     def add_step(self, facts: StepFacts) -> None:
         self.count_unwatched_step(facts.applied)
+        self.add_unfinished_step(facts)
+
+    def add_unfinished_step(self, facts: StepFacts) -> None:
+        """Add what a step has shown that the script did not finish, without counting it."""
         self.facts = [*self.facts, facts][-self._keep :]
         loss = facts.step.index_of_loss
         is_finite = loss is None or not total_nonfinite_and_lost_of(facts.step.events[loss].row)[1]

@@ -30,7 +30,7 @@ from ampcompare.diagnosis.remedies import (
     diagnosis_sentence,
     diagnosis_with_tested_cure,
 )
-from ampcompare.experiment.launch.cell_files import log_tail, sandbox_of_cell
+from ampcompare.experiment.launch.cell_files import sandbox_of_cell
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.launch.script.exec_fields import exec_fields_under_arm
 from ampcompare.experiment.launch.script.rows import read_script_rows
@@ -49,6 +49,7 @@ SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 NOTE = "ampcompare: "
+REFUSALS = (*ERRORS, LaunchError.exit_code)  # whose reason ampcompare has printed
 
 
 def diagnose(
@@ -282,8 +283,11 @@ def _last_own_line_in_log(log: Path) -> str:
 
 
 def exit_code_error_text(code: int, folder: Path) -> str:
-    """Return why a script ended with an exit code other than 0."""
+    """Return why a script ended with an exit code other than 0: its error, a refusal, or its last line."""
+    from ampcompare.experiment.launch.script.launcher import last_line_of_output
+
     error = (read_script_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    text = str(error or _last_own_line_in_log(folder / CellFile.LOG) or log_tail(folder) or ended)
+    refusal = _last_own_line_in_log(folder / CellFile.LOG) if code in REFUSALS else ""
+    killed = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
+    text = str(error or refusal or killed or last_line_of_output(code, folder))
     return printable_line(text, 1000, keep_end=600)

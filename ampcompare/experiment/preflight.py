@@ -256,6 +256,7 @@ def run_trials_of_configs(
     say: Callable[[str], Any] = lambda line: None,
     *,
     min_steps: int = 0,
+    watches_failures: bool = False,
 ) -> None:
     """Train a few steps under each of some configurations, and say what they show.
 
@@ -263,6 +264,8 @@ def run_trials_of_configs(
         configs: one for each arm; the seed of the first counts for all.
         say: gets each line.
         min_steps: so many updates a script has to make.
+        watches_failures: what follows looks at a script that ends by itself before its first step, as at a loss that
+            is not finite, so that this is said and no error.
 
     Raises:
         ConfigError: a script makes fewer updates, or what its metrics have matched cannot be used.
@@ -274,6 +277,14 @@ def run_trials_of_configs(
         found = run_trials_of_rows(
             {config.arm: config for config in configs}, launcher, [configs[0].recipe.seed]
         )
+    if (
+        watches_failures
+        and found.failures
+        and all(one.exit_code not in ERRORS for one in found.arms.values())
+    ):
+        for error, arms in found.failures.items():
+            say(f"{', '.join(arms)} made no step: {error}")
+        return
     require_trainable_arm(found)
     if found.cell_steps is not None and found.cell_steps < min_steps:
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment import diagnose as module
 from ampcompare.experiment.diagnose import diagnose_script
@@ -180,6 +180,56 @@ def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:
     found = diagnose(failing, "apex:O2,loss_scale=1", steps=2, reference="none")
     error = "ZeroDivisionError: division by zero (train.py:25)"
     assert found.verdict == f"apex:O2,loss_scale=1: no fault in 1 step; then the script failed: {error}"
+
+
+STOPPING = """
+import math, sys, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 1)
+    def forward(self, x):
+        h = self.body(x) * FACTOR
+        return self.head((h * h).sqrt() / FACTOR)
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for step in range(3):
+    loss = nn.functional.mse_loss(model(torch.randn(32, 8)), torch.ones(32, 1))
+    if not math.isfinite(loss.item()) or FACTOR == 1:
+        print(f"Loss is {loss.item():.1f}, stopping training")
+        sys.exit(1)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("way", ["prints", "raises"])
+def test_a_script_that_ends_itself_at_a_loss_that_is_not_finite(
+    diagnose: Callable[..., Any], way: str
+) -> None:
+    """It makes no step; what it computed before is looked at."""
+    source = STOPPING.replace("FACTOR", "300")
+    if way == "raises":
+        source = source.replace("sys.exit(1)", "raise FloatingPointError(loss)")
+    found = diagnose(source, "native:fp16")
+    assert found.verdict == (
+        "native:fp16: overflow at step 0: mul outside of modules is the first result that is not finite (train.py:11); "
+        "train.py:11 in fp32 cures it"
+    )
+    assert (found.steps, found.skipped) == (0, 0)
+    assert found.failure
+
+
+def test_a_script_that_ends_itself_at_a_finite_loss(diagnose: Callable[..., Any]) -> None:
+    """The reason is its last line, not a note of ampcompare's on the device."""
+    with pytest.raises(
+        LaunchError,
+        match=r"showed no step to watch: the script ended with exit code 1: Loss is \d+\.\d, stopping",
+    ):
+        diagnose(STOPPING.replace("FACTOR", "1"), "native:fp16")
 
 
 def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) -> None:

@@ -328,7 +328,7 @@ def _why_script_failed(script: ScriptConfig, code: int, rows: ScriptRows, folder
             "RANK, LOCAL_RANK and WORLD_SIZE in its environment"
         )
     if code != 0:
-        return _last_line_of_output(code, folder)
+        return last_line_of_output(code, folder)
     if not rows.steps:
         called = f" (step() of {' and '.join(rows.optimizers)} was not called)" if rows.optimizers else ""
         only = f"; {ONE_PROCESS}" if "recorder" in rows.header and not called else ""
@@ -336,7 +336,7 @@ def _why_script_failed(script: ScriptConfig, code: int, rows: ScriptRows, folder
     return "" if rows.ended else "the script's process ended before its record was complete"
 
 
-def _last_line_of_output(code: int, folder: Path) -> str:
+def last_line_of_output(code: int, folder: Path) -> str:
     """Return the last line of a script's output, or ampcompare's own if it is about the end."""
     lines = last_lines_of_file(folder / CellFile.LOG, MAX_LAST_LINES)
     lines = [line for line in lines if not NO_REASON.match(line) and WORD.search(line)]  # no ruled line
