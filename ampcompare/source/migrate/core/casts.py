@@ -96,8 +96,8 @@ NUMBERS = (
     "other tensor; write .float() behind that one where it matters"
 )
 WIDE_IN_PLACE = (
-    "{0} works in place with a tensor that may be fp32: O1 makes both of one type before, torch keeps that of the "
-    "first; write x = x + y where it matters"
+    "in place, with a tensor that may be fp32: {0}; O1 makes both of one type before, torch keeps that of the first; "
+    "write x = x + y where it matters"
 )
 FACTORS = frozenset({"mat1", "mat2", "mat", "vec", "vec1", "vec2", "batch1", "batch2"})
 MADE_FP32 = (
@@ -157,8 +157,8 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             for node in [] if is_half else islice(find_fp64_in_networks(module), 1):
                 core.add_note(initialize.call, BY_AUTOCAST.format(f"{where}line {node.lineno}"))
             for text, nodes in [] if is_half else _mixed_arithmetic_with_remarks(module, forwards):
-                first = f"`{ast.unparse(nodes[0]).splitlines()[0]}` (line {nodes[0].lineno})"
-                core.add_note(initialize.call, where + text.format(first))
+                lines = [f"`{ast.unparse(each).splitlines()[0]}` (line {each.lineno})" for each in nodes]
+                core.add_note(initialize.call, where + text.format(", ".join(dict.fromkeys(lines))))
         places = list(_first_fp32_conversions_in_models(core)) if is_half else []
         if places:
             core.add_note(

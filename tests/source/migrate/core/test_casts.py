@@ -405,3 +405,20 @@ def test_a_number_is_named_where_the_other_tensor_is_not_made_fp32_anyway(factor
     said = " ".join(each.message for each in migrate_text(NUMBERS.format(factor)).findings)
     assert ("a tensor of one number may be fp32" in said) is is_said
     assert "cross_entropy" not in said
+
+
+def test_every_line_of_arithmetic_in_place_is_named() -> None:
+    """A first line that does not matter hides no other one."""
+    text = (
+        "import torch\nfrom apex import amp\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.layer = torch.nn.Linear(4, 4)\n"
+        "        self.bias = torch.nn.Parameter(torch.zeros(4))\n"
+        "        self.shift = torch.nn.Parameter(torch.ones(4))\n"
+        "    def forward(self, x):\n        h = self.layer(x)\n        h += self.bias\n        h *= self.shift\n"
+        "        return h\n\nmodel = Net()\n"
+        "model, optimizer = amp.initialize(model, optimizer, opt_level='O1')\n"
+        "for x in data:\n    loss = model(x).mean()\n    with amp.scale_loss(loss, optimizer) as scaled:\n"
+        "        scaled.backward()\n    optimizer.step()\n"
+    )
+    (note,) = [each.message for each in migrate_text(text).findings if "in place" in each.message]
+    assert "`h += self.bias` (line 12), `h *= self.shift` (line 13)" in note
