@@ -28,7 +28,7 @@ from ampcompare.script.torch_amp.widening_modules import WideningModulesWatch
 from ampcompare.training.precision.base import half_dtype_of
 
 TYPES = re.compile(
-    rf"{BANNED.pattern}|dtype|scalar type|must have the type|[^a-z](Half|BFloat16)\b"
+    rf"{BANNED.pattern}|dtype|scalar type|must have the type|to have the same type|[^a-z](Half|BFloat16)\b"
     r"|should be the same|unscale.*Complex",
     re.IGNORECASE,
 )

@@ -411,6 +411,28 @@ def test_casts_begin_with_the_optimizer_of_a_script_that_names_no_mixed_precisio
     assert done.stdout.split() == [f"torch.{TEXTS[head]}", "torch.float16"]
 
 
+def test_an_embedding_bag_with_weights_of_another_type_is_explained(behind: Any) -> None:
+    """Its weights per sample come from a layer, in the arm's type; torch says so in words of its own."""
+
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score, self.bag = nn.Linear(6, 2), nn.EmbeddingBag(4, 3, mode="sum")
+
+        def forward(self, x: Any) -> Any:
+            ids = torch.tensor([[0, 1]]).repeat(len(x), 1)
+            return self.bag(ids, per_sample_weights=self.score(x))
+
+    stand_in = behind("native:bf16")
+    model = Weighted()
+    sgd(model)
+    with pytest.raises(RuntimeError, match="to have the same type") as caught:
+        model(batch(0)[0])
+    explained = stand_in.find_refusal_of_error(caught.value)
+    assert explained is not None
+    assert "computes with both types, which torch.autocast does not cast" in str(explained)
+
+
 def test_advice_where_code_of_torch_mixes_types_names_the_module(behind: Any) -> None:
     """No line of the script could be changed; with that module in fp32 it trains."""
 
