@@ -277,9 +277,11 @@ def run_trials_of_configs(
         found = run_trials_of_rows(
             {config.arm: config for config in configs}, launcher, [configs[0].recipe.seed]
         )
+    # A script that makes no optimizer, such as one that refuses its arguments, ends before anything can be watched.
     if (
         watches_failures
         and found.failures
+        and found.optimizers
         and all(one.exit_code not in ERRORS for one in found.arms.values())
     ):
         for error, arms in found.failures.items():
