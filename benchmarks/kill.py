@@ -69,7 +69,12 @@ def _config(arm: str, **saving: Any) -> RunConfig:
 
 def _slow_down(shared: mmap.mmap) -> None:
     """Pause in every part of a save of this process, and say in shared memory which part is at work."""
-    write, sync, rename, save = file._HashingWriter.write, os.fsync, os.replace, CheckpointSaver.save_run
+    write, sync, rename, save = (
+        file._HashingWriter.write,
+        os.fsync,
+        os.replace,
+        CheckpointSaver.save_run_unless_saved,
+    )
 
     def slow_write(self: Any, data: Any) -> int:
         time.sleep(WRITE_PAUSE)
@@ -95,7 +100,7 @@ def _slow_down(shared: mmap.mmap) -> None:
         shared[PHASE] = 0
 
     file._HashingWriter.write, os.fsync, os.replace = slow_write, slow_sync, slow_rename  # type: ignore[method-assign]
-    CheckpointSaver.save_run = noted_save  # type: ignore[method-assign]
+    CheckpointSaver.save_run_unless_saved = noted_save  # type: ignore[method-assign]
 
 
 def _fork_run(config: RunConfig, folder: Path, shared: mmap.mmap) -> int:

@@ -104,7 +104,7 @@ def format_seconds(seconds: float | None, sd: float | None = None) -> str:
     return f"{seconds:.3g}" + (f" ± {sd:.1g}" if sd is not None else "")
 
 
-def format_percent(share: float | None, *, missing: str = "-") -> str:
+def format_percent_number(share: float | None, *, missing: str = "-") -> str:
     """Return a share of 1 in percent with two decimals, without the sign.
 
     Args:

@@ -77,7 +77,7 @@ def command(asked: CommandForm, **parameters: Any) -> int:
         explain_arm,
         explanation_document,
         observation_text,
-        observe_step_in_child,
+        observe_small_step_in_child,
         read_autocast_lists_in_child,
     )
     from ampcompare.experiment.option_checks import check_cells
@@ -97,7 +97,7 @@ def command(asked: CommandForm, **parameters: Any) -> int:
     elif asked is OF_MODEL:
         config = config_of_watched_arm(parameters, str(arm), EXPLAIN)
         check_cells([config])
-        document["observed"] = observation = observe_step_in_child(config)
+        document["observed"] = observation = observe_small_step_in_child(config)
         below = observation_text(observation, width=width)
     else:
         document["observed"] = None

@@ -137,9 +137,9 @@ def run_command_line(arguments: list[str] | None = None) -> int:
         return _print_error(f"{what}{error.strerror or error}", 4)
     except Exception as error:
         from ampcompare.base.environment.extras import missing_package_error
-        from ampcompare.base.environment.torch_names import missing_torch_name_error
+        from ampcompare.base.environment.torch_names import own_missing_torch_name_error
 
-        if missing := missing_package_error(error) or missing_torch_name_error(error):
+        if missing := missing_package_error(error) or own_missing_torch_name_error(error):
             return _print_error(str(missing), missing.exit_code)
         return _print_error(write_traceback(error), INTERNAL_ERROR)
 

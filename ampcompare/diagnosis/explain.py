@@ -165,7 +165,7 @@ def casts_text(found: dict[str, Any], dtype: str, *, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def observe_step_in_child(config: RunConfig) -> dict[str, Any]:
+def observe_small_step_in_child(config: RunConfig) -> dict[str, Any]:
     """Prepare the model of `config` in a separate process, and return what one step of at most `MAX_SAMPLES` shows."""
     recipe = config.recipe
     changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
@@ -177,7 +177,7 @@ def observation_text(observation: dict[str, Any], *, width: int) -> str:
     """Return tables of modules and bytes; modules of like types share a row where there are many.
 
     Args:
-        observation: as `observe_step_in_child` returns it.
+        observation: as `observe_small_step_in_child` returns it.
         width: of the text around the tables, in characters.
     """
     from tabulate import tabulate

@@ -350,7 +350,7 @@ def _wrong_choice_fault(facts: StepFacts, choice_index: int, user_index: int) ->
     events = facts.step.events
     choice = events[choice_index].choice
     assert choice is not None
-    origin = _index_of_line_where_rounding_began(events, choice_index)
+    origin = _index_of_event_where_rounding_began(events, choice_index)
     first, name = operation_place_of(events[origin].key).name, operation_place_of(events[user_index].key).name
     share = f"{format_rough_percent_number(choice.share)} %"
     if choice.operation == "_to_copy":
@@ -591,14 +591,14 @@ def _find_index_of_amplified_argument(events: Sequence[OperationResult], origin:
         at = before[0]
     is_amplified = at != origin and error_of_event(events[at]) < large * AMPLIFIED
     return (
-        _index_of_line_where_rounding_began(events, at)
+        _index_of_event_where_rounding_began(events, at)
         if is_amplified and events[at].key[3] == "forward"
         else None
     )
 
 
-def _index_of_line_where_rounding_began(events: Sequence[OperationResult], rounded: int) -> int:
-    """Return where half of the error of a rounded result or more was made on an earlier line, as by a cast."""
+def _index_of_event_where_rounding_began(events: Sequence[OperationResult], rounded: int) -> int:
+    """Return which event made half of the error of a rounded result or more on an earlier line, as by a cast."""
     at = first = rounded
     while True:
         least = error_of_event(events[rounded]) / 2

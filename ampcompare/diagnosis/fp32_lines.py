@@ -29,20 +29,20 @@ ONE_TYPE = frozenset(
 
 
 @contextmanager
-def run_lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
-    """Run the torch functions that are called from `lines`, each file:line, in fp32; add their names to `called`."""
+def run_lines_in_fp32(lines: Iterable[str], called_names: set[str]) -> Iterator[None]:
+    """Run torch functions that are called from `lines`, each file:line, in fp32; add their names to `called_names`."""
     kept = frozenset(lines)
-    with _Fp32FunctionsMode(kept, called) if kept else nullcontext():
+    with _Fp32FunctionsMode(kept, called_names) if kept else nullcontext():
         yield
 
 
 class _Fp32FunctionsMode(TorchFunctionMode):
     """Casts the arguments of functions that are called from a kept line; results stay in fp32."""
 
-    def __init__(self, lines: frozenset[str], called: set[str]) -> None:
+    def __init__(self, lines: frozenset[str], called_names: set[str]) -> None:
         super().__init__()
         self.lines = lines
-        self.called = called
+        self.called_names = called_names
 
     def __torch_function__(
         self,
@@ -65,7 +65,7 @@ class _Fp32FunctionsMode(TorchFunctionMode):
                 else result
             )
         if is_kept:
-            self.called.add(resolve_name(func) or name)
+            self.called_names.add(resolve_name(func) or name)
             with _enter_without_casts():
                 return func(*tree_map(_widened_value, args), **tree_map(_widened_value, kwargs))
         if name in ONE_TYPE:

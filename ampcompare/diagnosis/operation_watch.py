@@ -283,7 +283,7 @@ class OperationWatch(TorchDispatchMode):
         decided = (
             self._indices_of_results_behind_choices(tensors) if len(given) < len(tensors) else frozenset()
         )
-        key = (module, _operation_name(func), where, phase)
+        key = (module, _operation_name_without_overload(func), where, phase)
         exact = None
         own = None
         written = []
@@ -328,7 +328,12 @@ class OperationWatch(TorchDispatchMode):
             exact = None
             if all(tensor.numel() <= MAX_UNSEEN for tensor in given):
                 exact, _ = self._results_of_wide_run_and_of_arm_inputs(
-                    func, ("", _operation_name(func), "", "forward"), args, kwargs, given, written
+                    func,
+                    ("", _operation_name_without_overload(func), "", "forward"),
+                    args,
+                    kwargs,
+                    given,
+                    written,
                 )
             if exact is None:
                 reference.forget_wide_tensors(written)
@@ -584,7 +589,7 @@ def _replace_event_field_by_numbers(events: Sequence[OperationResult], name: str
 
 
 @lru_cache(maxsize=4096)
-def _operation_name(func: Any) -> str:
+def _operation_name_without_overload(func: Any) -> str:
     """Return the name of an operation without its overload, such as add."""
     return str(func.__name__).partition(".")[0].rstrip("_")
 

@@ -10,7 +10,7 @@ from ampcompare.base.errors import ConfigError, require_one_of
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import (
-    ScriptExaminationRequest,
+    ExaminedScriptRequest,
     examine_in_child,
     refuse_several_processes_of_recipe,
 )
@@ -86,7 +86,7 @@ class AheadOptions:
 
 
 @dataclass(frozen=True)
-class StepWatchRequest(ScriptExaminationRequest):
+class StepWatchRequest(ExaminedScriptRequest):
     """What to see of some steps."""
 
     steps: int
@@ -96,7 +96,7 @@ class StepWatchRequest(ScriptExaminationRequest):
 
 
 @dataclass(frozen=True)
-class PrefixWatchRequest(ScriptExaminationRequest):
+class PrefixWatchRequest(ExaminedScriptRequest):
     """Which first steps to watch."""
 
     steps: int

@@ -37,7 +37,7 @@ from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.report.base import write_result_in_formats
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import ERRORS, ScriptExaminationRequest
+from ampcompare.settings.examination import ERRORS, ExaminedScriptRequest
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.loops import Loop
@@ -200,7 +200,7 @@ def run_examined_script(
     config: RunConfig,
     folder: Path,
     kind: str,
-    request: ScriptExaminationRequest,
+    request: ExaminedScriptRequest,
     answer: Path,
     what: str,
     environment: Mapping[str, str] | None = None,

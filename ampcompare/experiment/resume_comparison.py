@@ -342,7 +342,7 @@ def _first_difference_of_role(
         if role in ("weights", "buffers", "masters", "moments"):
             what = _first_differing_tensor_name(role, *values)
         elif role == "options":
-            what = str(_first_changed_option(*values) or "")
+            what = str(_first_changed_group_option(*values) or "")
         else:
             what = "" if values[0] == values[1] else _resumed_difference_text(role, *values)
         if what:
@@ -437,7 +437,7 @@ def _first_differing_tensor_name(role: str, unbroken: dict[str, Any], resumed: d
 
 
 @dataclass(frozen=True)
-class _OptionChangedByResume:
+class _GroupOptionChangedByResume:
     """An option of a group of parameters that is another one behind the break.
 
     `optimizer` and `group` are counted from 0; the number of each is said where there are several.
@@ -460,18 +460,24 @@ class _OptionChangedByResume:
         return f"{self.name}{place}: {given} in place of {due}"
 
 
-def _first_changed_option(unbroken: list[Any], resumed: list[Any]) -> _OptionChangedByResume | None:
-    return next(_options_changed_by_resume(unbroken, resumed), None)
+def _first_changed_group_option(
+    unbroken: list[Any], resumed: list[Any]
+) -> _GroupOptionChangedByResume | None:
+    return next(_group_options_changed_by_resume(unbroken, resumed), None)
 
 
-def _options_changed_by_resume(unbroken: list[Any], resumed: list[Any]) -> Iterator[_OptionChangedByResume]:
+def _group_options_changed_by_resume(
+    unbroken: list[Any], resumed: list[Any]
+) -> Iterator[_GroupOptionChangedByResume]:
     """Yield the options that differ, of those that both runs have."""
     for optimizer, (due, given) in enumerate(zip(unbroken, resumed, strict=False)):
         for group, (one, other) in enumerate(zip(due, given, strict=False)):
             for name in one:
                 if name in other and one[name] != other[name]:
                     several = len(due) > 1, len(unbroken) > 1
-                    yield _OptionChangedByResume(name, optimizer, group, one[name], other[name], *several)
+                    yield _GroupOptionChangedByResume(
+                        name, optimizer, group, one[name], other[name], *several
+                    )
 
 
 def _resumed_difference_text(role: str, unbroken: Any, resumed: Any) -> str:
@@ -536,10 +542,10 @@ def _why_role_differs(
         return _why_state_differs("scheduler", begins, interrupted, resumed)
     if (
         role == "options"
-        and (option := _first_changed_option(first.value_of_role(role), second.value_of_role(role)))
+        and (option := _first_changed_group_option(first.value_of_role(role), second.value_of_role(role)))
         is not None
     ):
-        begins = option in _options_changed_by_resume(
+        begins = option in _group_options_changed_by_resume(
             first.value_of_role(role), unbroken.steps[0].value_of_role(role)
         )
         return _why_state_differs("optimizer", begins, interrupted, resumed, option.optimizer, of="options")

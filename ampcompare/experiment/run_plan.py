@@ -261,7 +261,7 @@ class RunningPlan:
         assert record is not None
         self.observer.end(record, reused=True)
 
-    def keep_finished_cell(self, cell: FinishedCell) -> None:
+    def record_finished_cell_and_save_report(self, cell: FinishedCell) -> None:
         """Record the result of a cell, and save the report, unless it is the last one, which `save` follows."""
         record = cell.record
         # it may have ended before it recorded its start
@@ -383,7 +383,7 @@ class CellRunner:
             for index in block:
                 if index in waiting:
                     # of several that run at once, the first to end
-                    self.running.keep_finished_cell(next(finished))
+                    self.running.record_finished_cell_and_save_report(next(finished))
                 else:
                     self.running.report_reused_cell(index)
 

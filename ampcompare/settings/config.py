@@ -331,7 +331,7 @@ class RunConfig(FrozenSettings):
         return self
 
     @property
-    def total_batch_size(self) -> int:
+    def samples_per_update(self) -> int:
         """Samples in one update of all processes."""
         return self.recipe.batch_size * self.processes
 

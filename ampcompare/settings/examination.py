@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, Self
 
-from ampcompare.base.environment.torch_names import missing_torch_name_error
+from ampcompare.base.environment.torch_names import own_missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.base.processes.call import ChildAnswer, call_in_child
@@ -20,7 +20,7 @@ ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
 @dataclass(frozen=True)
-class ScriptExaminationRequest:
+class ExaminedScriptRequest:
     """Which script to run under examination; what to see of it is in subclasses.
 
     `ended` is a file for the exit code of the watched process, or of rank 0.
@@ -68,7 +68,7 @@ def return_user_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict
         try:
             return examine(*args, **kwargs)
         except Exception as raised:
-            error = raised if isinstance(raised, AmpCompareError) else missing_torch_name_error(raised)
+            error = raised if isinstance(raised, AmpCompareError) else own_missing_torch_name_error(raised)
             if error is None:
                 raise
             return {"error": str(error), "exit_code": error.exit_code}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.settings.examination import ScriptExaminationRequest
+from ampcompare.settings.examination import ExaminedScriptRequest
 
 # In arguments of the second run: the file that the first one saved last, and its folder.
 CHECKPOINT, FOLDER = "{checkpoint}", "{folder}"
@@ -20,7 +20,7 @@ ATTEMPTS = "attempts.json"  # in the folder of what killed copies have left: how
 
 
 @dataclass(frozen=True)
-class ResumeTraceRequest(ScriptExaminationRequest):
+class ResumeTraceRequest(ExaminedScriptRequest):
     """A run that is traced.
 
     Attributes:

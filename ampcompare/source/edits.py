@@ -243,7 +243,7 @@ class Edits:
                 parent = module.parent(statement)
                 if not isinstance(parent, (ast.If, ast.With)) or parent in self._removed:
                     continue
-                if all(each in self._removed for block in module.blocks_below(parent) for each in block):
+                if all(each in self._removed for block in module.child_blocks(parent) for each in block):
                     self._removed.add(parent)
                     changed = True
         for statement in self._removed:

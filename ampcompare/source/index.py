@@ -317,7 +317,7 @@ class Index:
 
     def _search_event_in(self, function: Function, event: SoughtEvent) -> Answer:
         found = Answer.NO
-        for node in nodes_of_scope(function.scope):
+        for node in own_nodes_of_scope(function.scope):
             if event.is_at(function.module, node):
                 return Answer.YES
             if not isinstance(node, ast.Call):
@@ -764,7 +764,7 @@ class Index:
             return self.values_of_expression(node.body, scope, function.receiver)
         assert isinstance(node, FunctionNode)
         found: set[Value] = set()
-        for each in nodes_of_scope(scope):
+        for each in own_nodes_of_scope(scope):
             if isinstance(each, (ast.Yield, ast.YieldFrom)):
                 return NOT_KNOWN
             if isinstance(each, ast.Return) and each.value is not None:
@@ -1073,7 +1073,7 @@ def functions_of_callee(callee: Callee) -> tuple[Function | ImportedObject, ...]
     return callee.candidates if isinstance(callee, UnknownFunction) else (callee,)
 
 
-def nodes_of_scope(scope: Scope) -> Iterator[ast.AST]:
+def own_nodes_of_scope(scope: Scope) -> Iterator[ast.AST]:
     """Yield the nodes that run when a function does, or a module: without those of functions in it."""
     node = scope.node
     waiting: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
@@ -1139,7 +1139,7 @@ def _decorator_returns_function(scope: Scope) -> bool:
         isinstance(each, ast.Return)
         and isinstance(each.value, ast.Name)
         and each.value.id in scope.parameters
-        for each in nodes_of_scope(scope)
+        for each in own_nodes_of_scope(scope)
     )
 
 

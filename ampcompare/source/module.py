@@ -26,7 +26,7 @@ from ampcompare.source.syntax import (
     dotted_name,
     is_literal,
     last_name,
-    parameter_names,
+    parameter_names_without_stars,
     parse_tree,
 )
 
@@ -274,7 +274,7 @@ class Module(SourceText):
 
     def block_of(self, statement: ast.stmt) -> Block:
         """Return the list of statements that a statement stands in."""
-        for block in self.blocks_below(self.parent(statement)):
+        for block in self.child_blocks(self.parent(statement)):
             if any(each is statement for each in block):
                 return block
         raise LookupError(ast.dump(statement))
@@ -289,7 +289,7 @@ class Module(SourceText):
         return next((each for each in self.ancestors(statement) if isinstance(each, ast.stmt)), None)
 
     @staticmethod
-    def blocks_below(node: ast.AST) -> Iterator[Block]:
+    def child_blocks(node: ast.AST) -> Iterator[Block]:
         """Yield the lists of statements directly below a node."""
         for name in BLOCKS:
             block = getattr(node, name, None)
@@ -322,9 +322,9 @@ class Module(SourceText):
             if isinstance(call.func, ast.Attribute) and call.func.attr in names:
                 yield call, call.func.value
 
-    def positional_parameters(self, function: FunctionNode) -> list[str]:
+    def positional_parameters_without_self(self, function: FunctionNode) -> list[str]:
         """Return the parameters that a call gives by position: without `self` or `cls` of a method."""
-        names = parameter_names(function, positional=True)
+        names = parameter_names_without_stars(function, positional=True)
         return (
             names[1:] if self.class_of(function) is not None and names[:1] in (["self"], ["cls"]) else names
         )
@@ -576,7 +576,7 @@ class Module(SourceText):
             function = scope.node
             found: set[str | None] = set()
             if isinstance(function, FunctionNode):
-                names = self.positional_parameters(function)
+                names = self.positional_parameters_without_self(function)
                 given = (arguments(call, names).get(parameter) for call in self._calls_by_name[function.name])
                 self._passing += 1
                 found = {None if value is None else self.resolve(value) for value in given}

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from ampcompare.source.index import Function, Index, nodes_of_scope
+from ampcompare.source.index import Function, Index, own_nodes_of_scope
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
 from ampcompare.source.syntax import FunctionNode, arguments, dotted_name
 from ampcompare.source.torch_methods import PARAMETER_LISTS, receiver_of
@@ -124,12 +124,12 @@ class ObjectKinds:
             return None
         returned = [
             each.value
-            for each in nodes_of_scope(inside)
+            for each in own_nodes_of_scope(inside)
             if isinstance(each, ast.Return) and each.value is not None
         ]
         model = self.model_of_parameters(returned[0], inside, depth + 1) if len(returned) == 1 else None
         if isinstance(model, ast.Name) and model.id in inside.parameters:
-            return arguments(call, self._module.positional_parameters(inside.node)).get(model.id)
+            return arguments(call, self._module.positional_parameters_without_self(inside.node)).get(model.id)
         return model
 
     def _kind_of_named_object(self, text: str, scope: Scope) -> str:

@@ -155,7 +155,9 @@ def argument_values(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(one.value for one in call.keywords)]
 
 
-def parameter_names(function: FunctionNode | ast.Lambda, *, positional: bool = False) -> list[str]:
+def parameter_names_without_stars(
+    function: FunctionNode | ast.Lambda, *, positional: bool = False
+) -> list[str]:
     """Return the names of the parameters of a function, without those with a star.
 
     Args:

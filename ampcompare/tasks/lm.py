@@ -167,7 +167,7 @@ class LanguageModeling(Task):
         return (tokens * factors).sum(1) % HASH_MODULUS
 
     def checkpointed_modules(self, models: Sequence[nn.Module]) -> Sequence[nn.Module]:
-        return longest_list_of_blocks(models[0])
+        return longest_list_of_alike_modules(models[0])
 
 
 def _bytes_to_predict(batch: Mapping[str, Tensor]) -> Tensor:
@@ -312,7 +312,7 @@ def build_language_model(
     return build_user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
 
 
-def longest_list_of_blocks(model: nn.Module) -> Sequence[nn.Module]:
+def longest_list_of_alike_modules(model: nn.Module) -> Sequence[nn.Module]:
     """Return the members of the longest list of modules of one class in a model; none if it has no list."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     alike = [blocks for blocks in lists if blocks and len({type(block) for block in blocks}) == 1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.explain import bytes_per_parameter, observation_text, observe_step_in_child
+from ampcompare.diagnosis.explain import bytes_per_parameter, observation_text, observe_small_step_in_child
 from ampcompare.diagnosis.explain_step import explain_step
 from ampcompare.settings.config import RunConfig
 
@@ -114,7 +114,7 @@ def test_o1_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "        return self.used(x.flatten(1))\n"
     )
     monkeypatch.chdir(tmp_path)
-    seen = observe_step_in_child(_config("apex:O1", "mynet:Net", optimizer={"name": "adam"}))
+    seen = observe_small_step_in_child(_config("apex:O1", "mynet:Net", optimizer={"name": "adam"}))
     rows = {row["module"]: row for row in seen["modules"]}
     assert (rows["used"]["weights"], rows["used"]["outputs"], rows["unused"]["ran"]) == (
         ["fp32"],

@@ -37,7 +37,7 @@ def _finish(running: RunningPlan, index: int, started: str, status: str = "compl
         .launch(*running.cell_and_folder(index))
         .model_copy(update={"started": started, "status": status})
     )
-    running.keep_finished_cell(FinishedCell(index, record, started))
+    running.record_finished_cell_and_save_report(FinishedCell(index, record, started))
 
 
 def test_a_plan_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_options_of_another_kind(values: dict[str, Any], message: str) -> None:
 def test_the_total_batch() -> None:
     """The total batch gives that of each process; both may stand together where they agree, as in a record."""
     config = build_validated_model(RunConfig, _with(4, global_batch_size=32))
-    assert (config.recipe.batch_size, config.total_batch_size) == (8, 32)
+    assert (config.recipe.batch_size, config.samples_per_update) == (8, 32)
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     with pytest.raises(ConfigError, match="a total batch of 33 cannot be split over 4 processes"):
         build_validated_model(RunConfig, _with(4, global_batch_size=33))

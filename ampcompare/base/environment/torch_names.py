@@ -11,7 +11,7 @@ from ampcompare.base.version import NEWEST_TORCH, __version__
 PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
-def missing_torch_name_error(error: BaseException) -> EnvironmentUnfit | None:
+def own_missing_torch_name_error(error: BaseException) -> EnvironmentUnfit | None:
     """Return what an error means if this package asked a module of torch for a name that is not there; else None."""
     name = ""
     if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):

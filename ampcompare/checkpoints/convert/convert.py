@@ -41,7 +41,7 @@ from ampcompare.checkpoints.convert.scalers import (
     values_of_loss_scaler,
 )
 from ampcompare.checkpoints.reader.foreign import PlainContents, open_checkpoint, translate_parser_errors
-from ampcompare.checkpoints.store.file import read_checkpoint, write_checkpoint, write_pickle
+from ampcompare.checkpoints.store.file import read_checkpoint, write_checkpoint, write_pickle_without_checksum
 from ampcompare.checkpoints.store.layout import CONVERTED, TRAINER, only_entry_or_list, state_in_apex_layout
 
 Target = Literal["native", "apex"]
@@ -385,7 +385,7 @@ def convert_file(
     if parts.is_of_ampcompare and not legacy_layout:
         write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})
     else:
-        write_pickle(target, result.state)
+        write_pickle_without_checksum(target, result.state)
     return result
 
 

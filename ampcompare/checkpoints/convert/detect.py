@@ -65,7 +65,7 @@ class CheckpointContents:
         return self.writer == "ampcompare"
 
     @property
-    def places_of_masters(self) -> str:
+    def places_of_masters_without_group_numbers(self) -> str:
         """The places of the masters, without the numbers of groups."""
         keys = dict.fromkeys(
             ".".join(key for key in place if not key.isdigit()) or "the top of the file"

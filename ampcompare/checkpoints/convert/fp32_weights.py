@@ -97,7 +97,7 @@ def _widen_weights(contents: CheckpointContents, result: ConvertedCheckpoint, le
                     model[name] = value.float()
                     halves[dtype_name(value.dtype)] += 1
     if carried:
-        where = contents.places_of_masters
+        where = contents.places_of_masters_without_group_numbers
         result.changed.append(
             f"{carried} fp32 masters become the weights" + (f", from {where}" if where else "")
         )

@@ -134,7 +134,7 @@ def _inspection_rows(contents: CheckpointContents) -> Iterator[dict[str, Any]]:
             with translate_entry_errors(*place):
                 row = _inspection_row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
             yield row
-    where = contents.places_of_masters or "masters"
+    where = contents.places_of_masters_without_group_numbers or "masters"
     for index, masters in enumerate(contents.masters):
         if masters:
             yield _inspection_row(

@@ -204,28 +204,33 @@ def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_
             for key, item in entry.items() if isinstance(entry, Mapping) else ():
                 keys.setdefault(str(key), []).append((str(number), item))
         for key, entries in keys.items():
-            yield from _tensors_together_among_items((*place, "state", key), entries, is_state=True)
+            if (
+                bundle := _find_full_precision_tensors((*place, "state", key), entries, is_state=True)
+            ) is not None:
+                yield bundle
         value = {key: item for key, item in value.items() if key != "state"}
     items = [
         (str(k), item) for k, item in (value.items() if isinstance(value, Mapping) else enumerate(value))
     ]
-    yield from _tensors_together_among_items(place, items)
+    if (bundle := _find_full_precision_tensors(place, items)) is not None:
+        yield bundle
     for key, item in items:
         yield from _tensors_together_in(item, (*place, key), seen)
 
 
-def _tensors_together_among_items(
+def _find_full_precision_tensors(
     place: Place, items: list[tuple[str, Any]], *, is_state: bool = False
-) -> Iterator[_TensorsOfOneContainer]:
+) -> _TensorsOfOneContainer | None:
     tensors = [
         (name, item)
         for name, item in items
         if isinstance(item, Tensor) and item.dtype in FULL_DTYPES and item.numel()
     ]
-    if tensors:
-        yield _TensorsOfOneContainer(
-            place, [name for name, _ in tensors], [item for _, item in tensors], is_state
-        )
+    if not tensors:
+        return None
+    return _TensorsOfOneContainer(
+        place, [name for name, _ in tensors], [item for _, item in tensors], is_state
+    )
 
 
 def _weights_copied_by_each_tensor(

@@ -181,7 +181,7 @@ def _make_parameter(data: Any, grad: Any = True, hooks: Any = None) -> Any:
 
 
 def _make_parameter_with_attributes(data: Any, grad: Any, hooks: Any, state: Any) -> Any:
-    return _placeholder_for_object(_make_parameter(data, grad), "torch.nn.Parameter with attributes")
+    return _wrap_as_opaque_object(_make_parameter(data, grad), "torch.nn.Parameter with attributes")
 
 
 def _make_tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
@@ -189,16 +189,16 @@ def _make_tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) 
     made = function(*arguments)
     name = kind.name if isinstance(kind, PlaceholderClass) else type(kind).__name__
     if name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
-        return _placeholder_for_object(made, name)
-    return _placeholder_for_object(made, f"{name} with attributes") if state else made
+        return _wrap_as_opaque_object(made, name)
+    return _wrap_as_opaque_object(made, f"{name} with attributes") if state else made
 
 
-def _placeholder_for_object(placeholder: Any, name: str) -> Any:
-    """Return what stands for an object of a class that is read as another: as which is its value."""
-    if isinstance(placeholder, OpaqueObject):
-        return placeholder
-    holder = OpaqueObject.from_call(name, ())
-    holder.value = placeholder
+def _wrap_as_opaque_object(value: Any, class_name: str) -> Any:
+    """Return what stands for an object whose class is read as another: `value` is what it was read as."""
+    if isinstance(value, OpaqueObject):
+        return value
+    holder = OpaqueObject.from_call(class_name, ())
+    holder.value = value
     return holder
 
 
@@ -256,7 +256,7 @@ def _set_byte_order(placeholder: OpaqueObject, state: Any) -> None:
 def _make_numpy_scalar(kind: Any, data: Any) -> Any:
     if kind.value is None or len(data) != kind.value.itemsize:
         return OpaqueObject.from_call("numpy.scalar", (kind, data))
-    return _placeholder_for_object(
+    return _wrap_as_opaque_object(
         numpy.frombuffer(_text_to_bytes(data), kind.value)[0].item(), f"numpy.{kind.value.name}"
     )
 

@@ -81,7 +81,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     write_file(path, write_with_checksum, verify=verify_written)
 
 
-def write_pickle(path: Path, state: Any) -> None:
+def write_pickle_without_checksum(path: Path, state: Any) -> None:
     """Write what `torch.save` makes of any state, without a checksum, in one move.
 
     Args:

@@ -101,7 +101,7 @@ def train_loop_under_step_profiler(
     profiler = StepProfiler(steps, device)
     conditions = LoopConditions(device=str(device), half=half, lists=lists, seed=seed)
     with (
-        arm_precision_isolated(arm, conditions, profiler.memory_mode_beneath_emulation) as precision,
+        arm_precision_isolated(arm, conditions, profiler.place_memory_ledger_beneath_emulation) as precision,
         closing(profiler),
         suppress(StepsDone),
     ):

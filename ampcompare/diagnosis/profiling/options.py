@@ -11,7 +11,7 @@ from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.results.records.profile import ArmProfile
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import (
-    ScriptExaminationRequest,
+    ExaminedScriptRequest,
     examine_in_child,
     refuse_several_processes_of_recipe,
 )
@@ -55,7 +55,7 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
-class ProfileRequest(ScriptExaminationRequest):
+class ProfileRequest(ExaminedScriptRequest):
     """How many steps to profile."""
 
     steps: int

@@ -99,7 +99,7 @@ class StepProfiler(StepObserver):
     def is_over(self) -> bool:
         return self._count >= self._steps.total
 
-    def memory_mode_beneath_emulation(self) -> MemoryLedger:
+    def place_memory_ledger_beneath_emulation(self) -> MemoryLedger:
         """Return a mode to enter below an emulation of 16 bits, whose fp32 copies of a step it counts as memory."""
         self._is_ledger_beneath = True
         return self._ledger

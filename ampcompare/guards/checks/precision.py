@@ -42,7 +42,7 @@ class ScalerOff(Detector):
         self.facts.scalers_off.clear()
 
 
-class AcceleratorOff(Detector):
+class AcceleratorOffOnCpu(Detector):
     """An Accelerator that was asked for fp16 on a CPU, while the script trains without an autocast that it enters
     itself."""
 

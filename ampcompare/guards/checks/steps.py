@@ -11,7 +11,7 @@ from ampcompare.guards.detection.detector import Detector, guard_of_name
 from ampcompare.guards.detection.script_state import (
     first_parameter_with_gradient,
     parameters_of_optimizer,
-    will_skip_step,
+    will_apex_skip_step,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class StepUnscaled(Detector):
         self._stepped[optimizer] = facts.backwards
 
 
-class GradientsKept(Detector):
+class GradientsKeptAfterSkip(Detector):
     """A step that follows a skipped one, with gradients that were not cleared in between.
 
     After a skipped step, and only then, the gradients are read when the next backward passes begin.
@@ -111,7 +111,7 @@ class GradientsKept(Detector):
                 self._added.discard(optimizer)
                 continue
             self._report_kept_gradients(optimizer)
-            if will_skip_step(optimizer):
+            if will_apex_skip_step(optimizer):
                 self._skipped.add(optimizer)
 
     def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
@@ -124,8 +124,8 @@ class GradientsKept(Detector):
 
     def _note_gradients_not_cleared(self) -> None:
         for optimizer in list(self._skipped):
-            if will_skip_step(optimizer):  # several passes may add up before the step that is to be skipped
-                continue
+            if will_apex_skip_step(optimizer):
+                continue  # several passes may add up before the step that is to be skipped
             if all(is_finite(parameter.grad) for parameter in _params_cleared_by_user(optimizer)):
                 self._skipped.discard(optimizer)
             else:

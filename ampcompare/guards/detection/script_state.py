@@ -124,6 +124,6 @@ def contains_parameter(parameters: Iterable[Tensor], parameter: Tensor) -> bool:
     return any(other is parameter for other in parameters)
 
 
-def will_skip_step(optimizer: Any) -> bool:
+def will_apex_skip_step(optimizer: Any) -> bool:
     """Return whether Apex has turned the next `optimizer.step()` into a skip, as far as the host knows."""
     return bool(getattr(getattr(optimizer, "_amp_stash", None), "already_patched", False))

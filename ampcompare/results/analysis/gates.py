@@ -367,7 +367,7 @@ def _measure_memory_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunReco
 def _gate_value_text(gate: Gate, metric: Metric | None, value: float) -> str:
     if metric is None:
         return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
-    difference = metric.signed_shown_difference_text(value)
+    difference = metric.signed_shown_difference_text_without_unit(value)
     if gate.measure == ACCURACY:
         return f"{gate.measure} {difference} points"
     return f"{metric.name} {difference} {metric.difference_unit}".rstrip()

@@ -470,7 +470,7 @@ def _margin_of_table(
     step = statistics.median_high(value.step for value in values) if values else 1.0
     means = [value.mean for value in values]
     return resolve_margin(
-        rule, means, metric=metric, resolution=step, reference=reference[0].arm, sd=sd, least=True
+        rule, means, metric=metric, resolution=step, reference=reference[0].arm, sd=sd, from_lower_limit=True
     )
 
 

@@ -179,15 +179,15 @@ class Metric(FrozenRecord):
             return self.factor * difference
         return 100 * (math.expm1(difference) if self.difference == "log ratio" else difference)
 
-    def difference_text(self, difference: float) -> str:
+    def difference_text_without_unit(self, difference: float) -> str:
         """Return a difference, as `difference_from_reference` gives it, without its unit, such as +0.09."""
-        return self.signed_shown_difference_text(self.difference_in_shown_unit(difference))
+        return self.signed_shown_difference_text_without_unit(self.difference_in_shown_unit(difference))
 
     def difference_text_with_unit(self, difference: float) -> str:
         """Return a difference, as `difference_from_reference` gives it, with its unit, such as `+0.09 pp`."""
-        return f"{self.difference_text(difference)}{self.difference_suffix}"
+        return f"{self.difference_text_without_unit(difference)}{self.difference_suffix}"
 
-    def signed_shown_difference_text(self, shown: float) -> str:
+    def signed_shown_difference_text_without_unit(self, shown: float) -> str:
         """Return a difference that is in the shown unit already, without its unit, such as +0.09."""
         return format_decimal(shown, self.difference_decimals, "+")
 

@@ -11,7 +11,7 @@ from ampcompare.base.formatting import (
     MIB,
     format_decimal,
     format_mebibytes,
-    format_percent,
+    format_percent_number,
     format_seconds,
     printable_line,
 )
@@ -88,7 +88,7 @@ def column_of_run_means(
     return ArmColumn(cell=cell_of_mean, applies=applies, of_run=value)
 
 
-def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
+def metric_text_without_unit(metric: Metric, value: float | None, sd: float | None = None) -> str:
     """Return a value of a metric without its unit, with its standard deviation, if known; "-" without one."""
     return (
         "-"
@@ -180,7 +180,7 @@ def effect_text(row: ArmSummary, quantity: Quantity, comparison: Comparison) -> 
     )
 
 
-def _skipped_steps_text(row: ArmSummary) -> str:
+def _skipped_of_all_steps_text(row: ArmSummary) -> str:
     return "-" if row.skipped_steps is None else f"{row.skipped_steps}/{row.num_steps}"
 
 
@@ -227,9 +227,11 @@ def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     metric = comparison.metric
     return {
         metric.column_head: column_of_summary(
-            lambda row: metric_text(metric, row.metric_mean, row.metric_sd)
+            lambda row: metric_text_without_unit(metric, row.metric_mean, row.metric_sd)
         ),
-        f"best {metric.column_head}": column_of_summary(lambda row: metric_text(metric, row.metric_best)),
+        f"best {metric.column_head}": column_of_summary(
+            lambda row: metric_text_without_unit(metric, row.metric_best)
+        ),
     }
 
 
@@ -238,7 +240,7 @@ def _other_metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     others = comparison.records[0].metrics[1:] if comparison.records else []
     means = {
         one.column_head: column_of_run_means(
-            partial(final_metric_value, name=one.name), partial(metric_text, one)
+            partial(final_metric_value, name=one.name), partial(metric_text_without_unit, one)
         )
         for one in others
     }
@@ -309,7 +311,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "rel. time": column_of_summary(lambda row: _number_text(row.valid_time_ratio, ".2f")),
     "tail loss": column_of_run_means(lambda record: record.summary.loss_tail, "{:.4g}".format, _has_loss),
     "final loss scale": column_of_summary(lambda row: _number_text(row.final_loss_scale, "g")),
-    "skipped steps": column_of_summary(_skipped_steps_text),
+    "skipped steps": column_of_summary(_skipped_of_all_steps_text),
     "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
     "engine": column_of_summary(_engine_text),
     "start (s)": column_of_summary(
@@ -318,7 +320,9 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "first batch (s)": column_of_summary(
         lambda row: format_seconds(row.loader_start_seconds), _are_start_methods_compared
     ),
-    "all-reduce %": column_of_summary(lambda row: format_percent(row.allreduce_share), _has_several_ranks),
+    "all-reduce %": column_of_summary(
+        lambda row: format_percent_number(row.allreduce_share), _has_several_ranks
+    ),
 }
 """The table of measurements. A new line here is in every format; a function gives columns whose heads differ."""
 

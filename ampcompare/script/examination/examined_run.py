@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ampcompare.script.invocation.exec_settings import ExecSettings
     from ampcompare.script.process.prepare import PreparedProcess
     from ampcompare.script.recording.recorder import Recorder
-    from ampcompare.settings.examination import ScriptExaminationRequest
+    from ampcompare.settings.examination import ExaminedScriptRequest
     from ampcompare.settings.resume_trace import ResumeTraceRequest
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -42,13 +42,13 @@ def main(kind: str, path: str) -> int:
     from ampcompare.settings.resume_trace import ResumeTraceRequest
 
     rank = rank_of_process()
-    kinds: dict[str, type[ScriptExaminationRequest]] = {
+    kinds: dict[str, type[ExaminedScriptRequest]] = {
         "diagnosed": StepWatchRequest,
         "profiled": ProfileRequest,
         "prefix": PrefixWatchRequest,
         "resumed": ResumeTraceRequest,
     }
-    request: ScriptExaminationRequest = kinds[kind].read(Path(path))
+    request: ExaminedScriptRequest = kinds[kind].read(Path(path))
     status = 1
     try:
         if isinstance(request, StepWatchRequest):
@@ -237,7 +237,7 @@ def _run_traced_script(request: ResumeTraceRequest, rank: int) -> int:
 
 
 def _run_with_observer(
-    request: ScriptExaminationRequest,
+    request: ExaminedScriptRequest,
     install: Callable[[Recorder], None],
     *,
     rewrite: str | None = None,

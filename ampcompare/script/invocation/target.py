@@ -56,18 +56,18 @@ CALLS_APEX = re.compile(
 def loaded_apex_files_in_folder(script: str) -> list[str]:
     """Return a script and the modules next to it that this process has imported, from its folder, if they use Apex."""
     folder = Path(script).resolve().parent
-    found = [each for each in _loaded_files_using_apex(script) if each.is_relative_to(folder)]
+    found = [each for each in _loaded_user_files_using_apex(script) if each.is_relative_to(folder)]
     return [str(each.relative_to(folder)) for each in found]
 
 
 def digests_of_apex_files_elsewhere(script: str) -> list[str]:
     """Return the SHA-256 of each module from elsewhere that this process has imported, if it uses Apex."""
     folder = Path(script).resolve().parent
-    others = [each for each in _loaded_files_using_apex(script) if not each.is_relative_to(folder)]
+    others = [each for each in _loaded_user_files_using_apex(script) if not each.is_relative_to(folder)]
     return sorted(hashlib.sha256(each.read_bytes()).hexdigest() for each in others)
 
 
-def _loaded_files_using_apex(script: str) -> list[Path]:
+def _loaded_user_files_using_apex(script: str) -> list[Path]:
     """Return a script and the modules that this process has imported, without installed ones, if they use Apex."""
     files = (file for each in list(sys.modules.values()) if (file := _find_source_file(each)))
     loaded = dict.fromkeys(Path(each).resolve() for each in (script, *files))

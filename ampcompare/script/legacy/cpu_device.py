@@ -87,7 +87,7 @@ def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -
     _replace_generator()
     _replace_tensor_methods()
     _replace_modules_and_loaders()
-    _replace_torch_load_and_default_types()
+    _redirect_torch_load_and_defaults_to_cpu()
     _redirect_autocast_to_cpu(autocast_lists)
     use_gloo_for_nccl()
     _replace_sync_batch_norm()
@@ -255,7 +255,7 @@ def _replace_modules_and_loaders() -> None:
     torch.utils.data.DataLoader.__init__ = init_loader  # type: ignore[method-assign]
 
 
-def _replace_torch_load_and_default_types() -> None:
+def _redirect_torch_load_and_defaults_to_cpu() -> None:
     load = torch.load
     set_type = torch.set_default_tensor_type
     made = _device.DeviceContext.__init__
@@ -429,11 +429,11 @@ _ACCELERATOR: dict[str, Any] = {
 }
 
 
-def _redirect_autocast_to_cpu(lists: str) -> None:
+def _redirect_autocast_to_cpu(cast_lists: str) -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
-    if lists == "cuda":
+    if cast_lists == "cuda":
         install_cuda_casts()
-    _follow_autocast_setters(switch_cuda_casts if lists == "cuda" else _make_function_returning(None))
+    _follow_autocast_setters(switch_cuda_casts if cast_lists == "cuda" else _make_function_returning(None))
     _restore_cpu_autocast_state_after_cuda_blocks()
     _patch_custom_fwd_for_cpu()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
-from ampcompare.base.environment.torch_names import missing_torch_name_error
+from ampcompare.base.environment.torch_names import own_missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.base.location import is_users_file, location_of_error
 from ampcompare.base.processes.start import add_working_directory_first
@@ -150,9 +150,9 @@ def _print_and_explain_error(
     """Print an uncaught exception and what is known of it, and set the ending accordingly."""
     ending.status = 130 if isinstance(error, KeyboardInterrupt) else 1
     is_refusal = settings.arm is not None and isinstance(error, AmpCompareError)  # of what the script does
-    meaning = error if is_refusal else explain(error) or missing_torch_name_error(error)
+    meaning = error if is_refusal else explain(error) or own_missing_torch_name_error(error)
     if meaning is not error:
-        _print_traceback_of_script(error, code)
+        _print_traceback_within_script(error, code)
     if isinstance(meaning, AmpCompareError):
         ending.status = meaning.exit_code
         ending.error = error = meaning
@@ -241,7 +241,7 @@ def _die_by_signal_if_interrupted(interrupted: list[bool]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _print_traceback_of_script(error: BaseException, code: CodeType | None) -> None:
+def _print_traceback_within_script(error: BaseException, code: CodeType | None) -> None:
     """Pass the exception to `sys.excepthook` with only the frames of the script."""
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code is not code:

@@ -19,7 +19,7 @@ def find_shadowing_text(error: BaseException) -> str | None:
     folder = Path(sys.path[0] or ".").resolve() if sys.path else None
     if folder is None or not isinstance(error, AttributeError | ImportError):
         return None
-    library, file = _find_library_and_file_it_imported(error, folder) or (
+    library, file = _find_library_and_unfinished_file_it_imported(error, folder) or (
         None,
         _find_file_lacking_name(error, folder),
     )
@@ -29,7 +29,9 @@ def find_shadowing_text(error: BaseException) -> str | None:
     return f"{file} was imported{by} in place of a module with that name; rename the file"
 
 
-def _find_library_and_file_it_imported(error: BaseException, folder: Path) -> tuple[str, str] | None:
+def _find_library_and_unfinished_file_it_imported(
+    error: BaseException, folder: Path
+) -> tuple[str, str] | None:
     """Return a library and the file that it imported, which asked for what was not complete yet."""
     if "partially initialized module" not in str(error):
         return None

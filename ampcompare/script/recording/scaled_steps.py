@@ -27,7 +27,7 @@ def record_steps(rows: RecordedSteps, *, amp: bool) -> None:
     events = Subscriptions(Layer.RECORD)
     if amp:
         _record_apex_amp(rows, events)
-    call_with_each_adapter(functools.partial(_record_adapter, rows, events), events)
+    call_with_each_adapter(functools.partial(_record_adapter_unless_arm_answers, rows, events), events)
     record_grad_scalers(rows, events)
     _record_fp16_optimizers(rows, events)
     rows.recorder.call_before_close(events.end)
@@ -46,7 +46,9 @@ def _record_apex_amp(rows: RecordedSteps, events: Subscriptions) -> None:
     events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
 
 
-def _record_adapter(rows: RecordedSteps, events: Subscriptions, adapter: types.ModuleType) -> None:
+def _record_adapter_unless_arm_answers(
+    rows: RecordedSteps, events: Subscriptions, adapter: types.ModuleType
+) -> None:
     """Record what goes through the adapter that `migrate` writes, unless an arm answers in its place."""
     if not adapter_keeps_own_functions(adapter):
         return

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from ampcompare.script.arm_process import current_stand_in, prepare_arm_process
 from ampcompare.script.behind.stand_in import ArmStandIn
 from ampcompare.script.invocation.exec_settings import ExecSettings
-from ampcompare.script.replay.one_step import Arm
+from ampcompare.script.replay.one_step import StepPrecision
 from ampcompare.training.precision.base import half_dtype_of
 
 
-class ReplayedArm(Arm):
+class StandInPrecision(StepPrecision):
     """An arm that stands behind the names that a script trains by."""
 
     def __init__(self, stand_in: ArmStandIn) -> None:
@@ -39,7 +39,7 @@ class ReplayedArm(Arm):
         return self._stand_in.torch_amp.block_casting_functions(on)
 
 
-def prepare_replayed_arm(settings: ExecSettings) -> Arm:
+def prepare_process_for_replay(settings: ExecSettings) -> StepPrecision:
     """Prepare this process for the arm of some settings, and return that as a replay uses it."""
     prepare_arm_process(settings)
-    return ReplayedArm(current_stand_in())
+    return StandInPrecision(current_stand_in())

@@ -13,7 +13,7 @@ from ampcompare.script.invocation.stderr import say_once
 from ampcompare.script.invocation.target import Target
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
-from ampcompare.script.replay.one_step import Arm, StepKeeper, main, seed_all_generators
+from ampcompare.script.replay.one_step import StepKeeper, StepPrecision, main, seed_all_generators
 
 FAILED = 3
 
@@ -70,13 +70,13 @@ def repeat_step_here(words: Sequence[str]) -> None:
         engine=engine, device=device or None, compat_torch=bool(compat_torch), guards="off", name="replay"
     )
 
-    def prepare() -> Arm | None:
+    def prepare() -> StepPrecision | None:
         if not arm:
             prepare_process(settings)
             return None
         # Imported here: nothing else of this file needs what stands behind torch.amp.
-        from ampcompare.script.replay.arm import prepare_replayed_arm
+        from ampcompare.script.replay.arm import prepare_process_for_replay
 
-        return prepare_replayed_arm(dataclasses.replace(settings, arm=arm))
+        return prepare_process_for_replay(dataclasses.replace(settings, arm=arm))
 
     main(command, prepare, goes_on=True)  # what the script writes stays in a sandbox

@@ -915,7 +915,7 @@ def _optimizer_as_plain_data(optimizer: Any) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-class Arm:
+class StepPrecision:
     """What computes in the place of the script's own precision; a subclass knows how.
 
     Attributes:
@@ -950,7 +950,7 @@ class StepReplay(StepFollower):
 
     def __init__(
         self, capsule: Dict[str, Any], answers: Optional[Dict[str, Any]], compiled: Optional[str] = None,
-        arm: Optional[Arm] = None, *, goes_on: bool = False,
+        arm: Optional[StepPrecision] = None, *, goes_on: bool = False,
     ) -> None:  # fmt: skip
         # With the batches of a loader the first step of the script is as good as any other.
         super().__init__(0 if capsule["batches"] else capsule["step"])
@@ -1541,7 +1541,7 @@ def read_capsule(path: str) -> Dict[str, Any]:
 
 def repeat_step(
     mode: str, capsule: str, answers: str, rows: str, changes: Dict[str, str], script: Callable[[], None],
-    prepare: Callable[[], Optional[Arm]] = lambda: None, goes_on: bool = False,
+    prepare: Callable[[], Optional[StepPrecision]] = lambda: None, goes_on: bool = False,
 ) -> None:  # fmt: skip
     """Repeat the step of a capsule and write rows, or why there are none; `prepare` makes the process ready first."""
     found: Dict[str, Any] = {"torch": str(torch.__version__), "python": "%d.%d.%d" % sys.version_info[:3]}
@@ -1583,7 +1583,7 @@ def _torch_load_options() -> Dict[str, Any]:
 
 
 def main(
-    words: List[str], prepare: Callable[[], Optional[Arm]] = lambda: None, *, goes_on: bool = False
+    words: List[str], prepare: Callable[[], Optional[StepPrecision]] = lambda: None, *, goes_on: bool = False
 ) -> int:
     """Do what the words say, in a process that `prepare` makes ready, and in which a script may go on behind a step."""
     mode, capsule, *rest = words

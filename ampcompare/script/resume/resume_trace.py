@@ -110,11 +110,11 @@ class ResumeTraceRecorder:
         )
         imports.begin()
         events.call_at_end(imports.end)
-        call_with_each_adapter(functools.partial(self._follow_adapter, events), events)
+        call_with_each_adapter(functools.partial(self._follow_adapter_unless_arm_answers, events), events)
         if self._trainers is not None:
             self._trainers(self._write_trace_row, events)
 
-    def _follow_adapter(self, events: Subscriptions, adapter: Any) -> None:
+    def _follow_adapter_unless_arm_answers(self, events: Subscriptions, adapter: Any) -> None:
         """Watch the adapter that `migrate` writes, whose scales are those of the script, unless an arm's are."""
         if adapter_keeps_own_functions(adapter):
             self._adapter = adapter
@@ -196,7 +196,7 @@ class ResumeTraceRecorder:
                 if self._step < SEARCHES:
                     # an optimizer and its schedule hold each other, also when they were replaced
                     gc.collect()
-                    self._owners = _objects_of_script_classes()
+                    self._owners = _objects_of_script_classes_but_models()
                     self._add_uncalled_models()
                 with torch.no_grad():
                     self._write_trace_row(
@@ -523,7 +523,7 @@ def _is_class_of_script(kind: type) -> bool:
     return bool(file) and is_users_file(file) and not is_installed_file(file)
 
 
-def _objects_of_script_classes() -> list[Any]:
+def _objects_of_script_classes_but_models() -> list[Any]:
     """Return all objects of the script's own classes, but models: a callback that only a trainer has, say."""
     kinds: dict[type, bool] = {}
     found = []

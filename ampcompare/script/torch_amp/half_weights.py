@@ -332,7 +332,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
             None,
         )
 
-    def arguments_of_fitting_types(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def fitting_arguments_of_weightless_module(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
         types = {tensor.dtype for tensor in tensors_in_value((args, kwargs))} if self._is_prepared else set()
         is_mixed = torch.float32 in types and not types.isdisjoint(HALF_DTYPES)

@@ -386,7 +386,7 @@ class PlainScriptFollower:
     def _fit_arguments_of_untrained(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module that no optimizer trains, in types that it can compute with."""
         if next(module.parameters(), None) is None:
-            return self._stand_in.arguments_of_fitting_types(args, kwargs)
+            return self._stand_in.fitting_arguments_of_weightless_module(args, kwargs)
         if self._lifted.types and not self._stand_in.casts_now():
             # no block of the arm casts what it gets
             return self._lifted.inputs_in_weight_type(module, (args, kwargs), narrows=True, widens=True)
@@ -689,7 +689,7 @@ class PlainScriptFollower:
             return self._step_inside_of_other(optimizer, step, args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
         may_evaluate = not _runs_closure_first(optimizer) and (
-            has_arguments or self._may_evaluate_losses(optimizer)
+            has_arguments or self._may_evaluate_losses_without_closure(optimizer)
         )
         if not has_arguments and not may_evaluate:
             self._refuse_step_without_effect()
@@ -772,7 +772,7 @@ class PlainScriptFollower:
                 evaluated.refuse_step_without_call()
         return loss
 
-    def _may_evaluate_losses(self, optimizer: Any) -> bool:
+    def _may_evaluate_losses_without_closure(self, optimizer: Any) -> bool:
         """Return whether a step without arguments may evaluate losses by itself: the first one shows it."""
         return self._evaluates.get(type(optimizer), True)
 

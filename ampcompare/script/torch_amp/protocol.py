@@ -88,7 +88,7 @@ class TorchAmpStandIn:
         """Return the type of the inputs of a part of a model that the script calls by itself; None for others."""
         return None
 
-    def arguments_of_fitting_types(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def fitting_arguments_of_weightless_module(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments of a module without weights that the script calls, in types that fit one another."""
         return args, kwargs
 

@@ -43,7 +43,7 @@ def _follow_accelerated_optimizer(name: str, context: TrainerContext, events: Su
     events.wrap(module.AcceleratedOptimizer, "step", step)
 
 
-def _follow_accelerator(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _check_accelerator_and_follow_log(name: str, context: TrainerContext, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
@@ -99,7 +99,7 @@ def _run_as_main(target: Target) -> None:
 
 MODULES: dict[str, Follow] = {
     "accelerate.optimizer": _follow_accelerated_optimizer,
-    "accelerate.accelerator": _follow_accelerator,
+    "accelerate.accelerator": _check_accelerator_and_follow_log,
     "accelerate.utils.launch": _follow_accelerate_launch,
     "transformers.trainer": _follow_trainer_logs,
 }

@@ -258,10 +258,10 @@ class ApexUseRewriter:
 
     def _rename_use(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
         name = twin.rpartition(".")[2]
-        if name in self._asked and not is_used_as_type(self._module, node):
+        if name in self._asked and not is_only_used_as_type(self._module, node):
             raise UnsureRewrite(node, ASKED_FOR.format(self._asked[name], name))
         call = self._find_call_with_function(node)
-        if twin == DDP and not is_used_as_type(self._module, node):
+        if twin == DDP and not is_only_used_as_type(self._module, node):
             for call_of_method, _ in self._module.method_calls(*ACCUMULATING):
                 raise UnsureRewrite(call_of_method, ACCUMULATION.format(last_name(call_of_method.func)))
             self._rewrite_ddp_arguments(call) if call is not None else self._add_note(node, BUFFERS)
@@ -607,7 +607,7 @@ def ddp_may_lack_gradients(ddp: ast.Call | None) -> bool:
     )
 
 
-def is_used_as_type(module: Module, node: ast.AST) -> bool:
+def is_only_used_as_type(module: Module, node: ast.AST) -> bool:
     """Return whether a class only stands for a type: in an annotation, or in a question for one."""
     return is_in_annotation(module, node) or is_in_type_test(module, node)
 

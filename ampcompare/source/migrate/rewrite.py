@@ -217,7 +217,7 @@ def _migrate_without_apex_names(text: str, module: Module, around: Neighbors, *,
     if around.runs_with_adapter(module) or _names_adapter_in_text(module):
         return Migration(text, [])  # whose functions and state these are
     edits = Edits(module)
-    findings = _private_state_findings(module, around)
+    findings = _private_state_findings_without_core(module, around)
     # mxnet has a `scale_loss` too.
     blocks = [
         each
@@ -241,7 +241,7 @@ def _migrate_without_apex_names(text: str, module: Module, around: Neighbors, *,
     )
 
 
-def _private_state_findings(module: Module, around: Neighbors) -> list[Finding]:
+def _private_state_findings_without_core(module: Module, around: Neighbors) -> list[Finding]:
     """Return what a module without a core has of Apex's private state."""
     if INTERNALS.search(module.text) is None:  # before the project is looked at
         return []
@@ -306,7 +306,7 @@ class _ModuleRewrite:
             self.edits = Edits(self.module)
             self.findings.append(Finding.of_node(error.node, BY_HAND, str(error)))
         if self.core is None and self.is_whole:
-            self.findings += _private_state_findings(self.module, self._around)
+            self.findings += _private_state_findings_without_core(self.module, self._around)
 
     def replace_uses(self) -> None:
         """Replace what lies outside of the core: layers, optimizers and the like; they stay where the core stays."""

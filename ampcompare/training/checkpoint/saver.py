@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.checkpoints.store.file import write_pickle, write_weights
+from ampcompare.checkpoints.store.file import write_pickle_without_checksum, write_weights
 from ampcompare.checkpoints.store.folder import CheckpointFolder, copy_to_host
 from ampcompare.checkpoints.store.layout import flat_weights_for_safetensors, state_in_apex_layout
 from ampcompare.settings.config import SavingConfig
@@ -61,7 +61,7 @@ class CheckpointSaver:
         every = self.config.every_epochs
         return every is not None and epochs % every == 0
 
-    def save_run(
+    def save_run_unless_saved(
         self,
         position: RunPosition,
         state: Callable[[], dict[str, Any] | None],
@@ -117,7 +117,7 @@ class CheckpointSaver:
     def _write_exports(self, state: Mapping[str, Any], best: bool) -> None:
         """Write the same content in the formats of other programs, if asked for."""
         if self.config.apex_layout and "amp" in state:
-            write_pickle(self.folder / APEX_FILE, state_in_apex_layout(state))
+            write_pickle_without_checksum(self.folder / APEX_FILE, state_in_apex_layout(state))
         if self.config.weights_format == "safetensors":
             notes = {"arm": str(state["arm"]), "step": str(state["progress"]["step"])}
             for name in (WEIGHTS_FILE, *([BEST_WEIGHTS_FILE] if best else [])):

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ampcompare.training.parallel.sharding import ShardTypes, shard_models
 from ampcompare.training.precision.base import NO_CONTEXT, Prepared
-from ampcompare.training.precision.keep_fp32 import find_kept_modules
+from ampcompare.training.precision.keep_fp32 import find_outermost_kept_modules
 from ampcompare.training.precision.native import Native
 
 
@@ -36,7 +36,7 @@ class FullyShard(Native):
         self.types = ShardTypes(self.half_dtype, getattr(torch, reduce), getattr(torch, output))
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        kept = find_kept_modules(models, self.keep_fp32)
+        kept = find_outermost_kept_modules(models, self.keep_fp32)
         self.kept_fp32 = tuple(kept)
         shard_models(models, optimizers, self.types, list(kept.values()))
         return list(models), list(optimizers)

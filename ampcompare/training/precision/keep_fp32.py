@@ -78,7 +78,7 @@ def _named_parts_of_models(models: Sequence[nn.Module]) -> list[tuple[str, nn.Mo
     ]
 
 
-def find_kept_modules(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module]:
+def find_outermost_kept_modules(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module]:
     """Return the modules that `kept_in_fp32` would keep, by name, without those that run inside of another one."""
     if not patterns:
         return {}

@@ -122,11 +122,11 @@ def test_saving_in_the_background(tmp_path: Path, make_state: Make, monkeypatch:
     state = make_state(1)
     first, second = (tmp_path / f"step-0000000{step}.pt" for step in (1, 2))
     with CheckpointSaver(tmp_path, SavingConfig(in_background=True)) as saver:
-        saver.save_run(RunPosition(step=1), lambda: state)
+        saver.save_run_unless_saved(RunPosition(step=1), lambda: state)
         assert began.wait(20)
         assert not first.exists()
         state["model"]["weight"].fill_(9)
         go.set()
-        saver.save_run(RunPosition(step=2), lambda: state)
+        saver.save_run_unless_saved(RunPosition(step=2), lambda: state)
         assert value_of(read_checkpoint(first)) == 1
     assert value_of(read_checkpoint(second)) == 9

@@ -39,25 +39,25 @@ def test_scores_differ_as_values_are_compared(
 
 def test_how_differences_are_written() -> None:
     """Shares in points, ratios in percent, other numbers in their own unit."""
-    assert (TOP1.difference_text(0.0125), TOP1.difference_unit, TOP1.margin_text(0.5)) == (
+    assert (TOP1.difference_text_without_unit(0.0125), TOP1.difference_unit, TOP1.margin_text(0.5)) == (
         "+1.25",
         "pp",
         "0.5",
     )
-    assert (BITS.difference_text(math.log(1.02)), BITS.difference_unit, BITS.margin_text(1)) == (
+    assert (BITS.difference_text_without_unit(math.log(1.02)), BITS.difference_unit, BITS.margin_text(1)) == (
         "+2.00",
         "%",
         "1 %",
     )
-    assert (ERROR.difference_text(-0.5), ERROR.difference_unit, ERROR.margin_text(0.2)) == (
+    assert (ERROR.difference_text_without_unit(-0.5), ERROR.difference_unit, ERROR.margin_text(0.2)) == (
         "-0.50",
         "kg",
         "0.2 kg",
     )
     assert (
-        TOP1.difference_text(-0.00001),
+        TOP1.difference_text_without_unit(-0.00001),
         TOP1.value_text_without_unit(-0.0),
-        BITS.difference_text(-1e-6),
+        BITS.difference_text_without_unit(-1e-6),
     ) == (
         "+0.00",
         "0.00",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
-from ampcompare.script.replay.arm import ReplayedArm
+from ampcompare.script.replay.arm import StandInPrecision
 from ampcompare.script.replay.one_step import StepRefused, StepReplay
 from tests.script.replay.steps import Sides, watched
 from tests.script.stand_ins import Behind
@@ -39,7 +39,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Sides:
 @pytest.fixture
 def judge(sides: Sides, behind: Behind) -> Any:
     def judge_under(arm: str, script: str = SCRIPT) -> ReplayJudgment:
-        change = StepReplay(sides.capsule, sides.base.answers, arm=ReplayedArm(behind(arm)))
+        change = StepReplay(sides.capsule, sides.base.answers, arm=StandInPrecision(behind(arm)))
         return judge_replay(arm, vars(sides.base), vars(watched(script, change)))
 
     return judge_under
@@ -86,6 +86,6 @@ def test_a_script_that_scales_its_loss_is_refused(sides: Sides, behind: Behind) 
         "loss.backward()", "scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)"
     )
     script = script.replace("optimizer.step()", "scaler.step(optimizer)\n    scaler.update()")
-    change = StepReplay(sides.capsule, sides.base.answers, arm=ReplayedArm(behind("native:fp16")))
+    change = StepReplay(sides.capsule, sides.base.answers, arm=StandInPrecision(behind("native:fp16")))
     with pytest.raises(StepRefused, match="the script scales its loss by itself, by a GradScaler"):
         watched(script, change)

@@ -35,7 +35,7 @@ class LazyObject:
 def test_only_objects_of_the_script_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 1)
     shadow = Shadow(model)
-    found = resume_trace._objects_of_script_classes()
+    found = resume_trace._objects_of_script_classes_but_models()
     assert any(each is shadow for each in found)
     assert not {type(each) for each in found} & {types.FunctionType, types.ModuleType, types.MethodType}
     owners = [each for each in found if each is shadow]

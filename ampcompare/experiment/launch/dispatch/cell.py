@@ -39,7 +39,7 @@ def find_ampcompare_version() -> str:
     return __version__
 
 
-def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
+def train_unfinished_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
     """Train the cell of a folder, unless it has a result, and return its record."""
     path = folder / CellFile.RECORD
     if path.exists() and (record := read_record(path)).has_result:
@@ -57,7 +57,7 @@ def train_cell_on_this_machine(folder: Path, where: str = "") -> None:
     world = read_distributed_env()
     launcher = LocalLauncher() if world is None else ExternalLauncher(world)
     with launcher, _cell_stopped_at_signal(launcher) if world is None else stop_signals_held():
-        record = train_cell(folder, launcher, where)
+        record = train_unfinished_cell(folder, launcher, where)
     if record.status == "interrupted":
         raise Ended("the command was asked to stop; the same command resumes the cell")
     if record.status == "failed" and launcher.is_main:

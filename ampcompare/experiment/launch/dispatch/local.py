@@ -110,7 +110,7 @@ class LocalLauncher(Launcher):
 
             weights = self._ensure_launcher_of_kind("weights", lambda: FirstWeightsLauncher(self._place))
             assert isinstance(weights, FirstWeightsLauncher)
-            if (record := weights.record_first_weights(config, folder)) is not None:
+            if (record := weights.record_first_weights_once_per_seed(config, folder)) is not None:
                 return record
         return launcher.launch(config, folder, on_progress)
 

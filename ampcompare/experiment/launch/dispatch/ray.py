@@ -25,7 +25,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import record_of_failed_cell, record_of_interrupted_cell
-from ampcompare.experiment.launch.dispatch.cell import train_cell
+from ampcompare.experiment.launch.dispatch.cell import train_unfinished_cell
 from ampcompare.experiment.launch.dispatch.local import LocalLauncher
 from ampcompare.experiment.launch.dispatch.queue_launcher import QueueLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, places_for_cells
@@ -208,7 +208,7 @@ def train_cell_and_read_files_in_ray_task(
             Place(tuple(visible_gpus()), shared=True) if _resources_of_cell(config)["num_gpus"] else ANYWHERE
         )
         where = ", ".join(filter(None, [f"node {socket.gethostname()}", str(place)]))
-        train_cell(path, stack.enter_context(LocalLauncher(place)), where)
+        train_unfinished_cell(path, stack.enter_context(LocalLauncher(place)), where)
         if is_shared:
             return {}
         files = [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]

@@ -377,7 +377,7 @@ class FirstWeightsLauncher(StackLauncher):
 
     keeps_weights = True
 
-    def record_first_weights(self, config: RunConfig, folder: Path) -> RunRecord | None:
+    def record_first_weights_once_per_seed(self, config: RunConfig, folder: Path) -> RunRecord | None:
         """Record the first weights that a cell is to begin with, unless that was done for another cell of its seed.
 
         Returns:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from ampcompare import guards
 from ampcompare.base.environment.fingerprint import environment_fingerprint, host_name
 from ampcompare.base.environment.ranks import DistributedEnv
-from ampcompare.base.environment.torch_names import missing_torch_name_error
+from ampcompare.base.environment.torch_names import own_missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.files.run_files import CellFile
@@ -279,7 +279,7 @@ def train_prepared_cell(cell: PreparedCell, on_progress: Callable[[Progress], No
                 epochs.write([_epoch_without_samples(event)])
                 continue
             metrics.add_steps(event)
-            cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
+            cell.monitor.sample_if_due(timed=metrics.num_steps > warmup_steps)
             if cell.monitor.energy is not None:
                 is_timed = metrics.num_steps - len(event) >= warmup_steps
                 cell.monitor.energy.add_block_of_steps(event[0].epoch, len(event), timed=is_timed)
@@ -431,7 +431,7 @@ def measure_and_gather_process_facts(
     return ProcessFacts(
         world_size=ranks.size,
         nodes=world.node_count,
-        global_batch_size=config.total_batch_size,
+        global_batch_size=config.samples_per_update,
         backend=dist.get_backend(),
         wrapper=f"{wrapper.__module__}.{wrapper.__qualname__}",
         launcher=world.launcher,
@@ -536,7 +536,7 @@ def _keep_files_up_to_resume_point(folder: Path, point: _ResumePoint | None, att
 def record_of_failure(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
     """Return the record of a cell that an exception ended, with the exit code of the command."""
     exit_code = ARM_FAILED
-    error = missing_torch_name_error(error) or error
+    error = own_missing_torch_name_error(error) or error
     if isinstance(error, AmpCompareError):  # these errors carry their own exit code
         text, exit_code = str(error), error.exit_code
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -44,9 +44,9 @@ class SystemMonitor:
         self._load: list[float] = []
         self._clocks: list[float] = []
         self._next = 0.0
-        self.sample(timed=False)
+        self.sample_if_due(timed=False)
 
-    def sample(self, *, timed: bool) -> None:
+    def sample_if_due(self, *, timed: bool) -> None:
         """Take a sample, unless the last one is too recent; `timed`: the device has just finished timed steps."""
         if time.perf_counter() < self._next:
             return
@@ -66,7 +66,7 @@ class SystemMonitor:
             units: samples, or whatever runs count, that the GPU trains on in a step; None where others share them.
         """
         self._next = 0.0
-        self.sample(timed=False)
+        self.sample_if_due(timed=False)
         wall = time.perf_counter() - self._wall
         cpu = time.process_time() - self._cpu
         waiting = None

@@ -66,7 +66,7 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
     yield from _early_end_and_rollback_sentences(rows, records)
     yield from _averaged_weights_sentences({row.arm: by_arm[row.arm] for row in rows}, metric)
     yield from _metric_correlation_sentences(rows, reference, metric)
-    yield from _equal_loss_sentences(by_arm, reference)
+    yield from _equal_loss_not_identical_sentences(by_arm, reference)
     yield from _cpu_16bit_arithmetic_sentences(records)
 
 
@@ -144,7 +144,9 @@ def _metric_correlation_sentences(
         yield f"Correlation of {metric.name} with {reference} over seeds: {', '.join(shown)}."
 
 
-def _equal_loss_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
+def _equal_loss_not_identical_sentences(
+    by_arm: Mapping[str, Sequence[RunRecord]], reference: str
+) -> Iterable[str]:
     """Yield which arms had the losses of the reference, and weights that differ or are not known."""
     pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
     alike = [

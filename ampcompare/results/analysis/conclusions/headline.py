@@ -319,11 +319,12 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
 def _differences_or_range_text(rows: Sequence[ArmSummary], metric: Metric) -> str:
     """Return the differences of a few rows in their order, or the least and the largest of many."""
     known = [row.quality.effect for row in rows if row.quality.effect is not None]
-    shown = list(map(metric.difference_text, known))
+    shown = list(map(metric.difference_text_without_unit, known))
     if len(set(shown)) == 1:
         shown = shown[:1]
     elif len(shown) > MAX_DIFFERENCES:
-        shown = [f"{metric.difference_text(min(known))} to {metric.difference_text(max(known))}"]
+        least, most = map(metric.difference_text_without_unit, (min(known), max(known)))
+        shown = [f"{least} to {most}"]
     return f"Δ {names_text(shown)}{metric.difference_suffix}"
 
 

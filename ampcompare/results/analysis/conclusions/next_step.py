@@ -84,7 +84,7 @@ def _all_next_steps(
     yield from _next_steps_after_divergence(comparison, by_arm, typed)
     yield from _next_steps_after_skipped_steps(comparison, by_arm, typed)
     if typed is not None:
-        yield from _next_steps_for_valid_times(rows, typed)
+        yield from _next_steps_to_measure_time(rows, typed)
 
 
 def _next_step_to_explain_arm(records: Sequence[RunRecord], why: str) -> NextStep:
@@ -244,7 +244,7 @@ def _first_bad_training_step(record: RunRecord) -> int | None:
     return record.summary.first_nonfinite_loss_step if found is None else found
 
 
-def _next_steps_for_valid_times(rows: Sequence[ArmSummary], typed: CompareCommandLine) -> Iterator[NextStep]:
+def _next_steps_to_measure_time(rows: Sequence[ArmSummary], typed: CompareCommandLine) -> Iterator[NextStep]:
     kinds = [row.time.kind for row in rows]
     if "emulated" in kinds:
         on_gpu = typed.with_option("--device", "cuda").with_own_run_directory("gpu", same_recipe=True)

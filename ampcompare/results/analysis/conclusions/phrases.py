@@ -90,7 +90,7 @@ def difference_interval_text(row: ArmSummary, metric: Metric) -> str:
     its = row.quality
     shown = f"Δ {metric.difference_text_with_unit(its.effect or 0)}"
     if its.low is not None and its.high is not None:
-        shown += f", {metric.difference_text(its.low)} to {metric.difference_text(its.high)}"
+        shown += f", {metric.difference_text_without_unit(its.low)} to {metric.difference_text_without_unit(its.high)}"
     return "; ".join(filter(None, [shown, its.update_counts_text]))
 
 

@@ -197,7 +197,8 @@ def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, 
         if its is not None and its.unusable:
             unusable.setdefault(its.unusable, []).append(row.arm)
         elif its is not None and its.holds is False and its.low is not None and its.high is not None:
-            bounds = f"{metric.difference_text(its.low)} to {metric.difference_text(its.high)}{unit}"
+            low, high = map(metric.difference_text_without_unit, (its.low, its.high))
+            bounds = f"{low} to {high}{unit}"
             settled = "more seeds are needed first"
             if its.needed is not None:
                 settled = f"about {round_to_two_digits(its.needed):,} {noun} would settle ±{margin:g}{unit}"

@@ -183,7 +183,7 @@ def resolve_margin(
     resolution: float,
     reference: str,
     sd: float | None = None,
-    least: bool = False,
+    from_lower_limit: bool = False,
 ) -> QualityMargin:
     """Return the number that a rule gives for a reference.
 
@@ -193,7 +193,7 @@ def resolve_margin(
         values: of the reference's completed runs, in the unit that is shown.
         resolution: the least difference of two values, such as that of one image. A computed margin is not below it.
         sd: standard deviation over seeds in the unit that is shown, if it is known from elsewhere.
-        least: take the lower 95 % limit of the reference's errors, for tests that ignore the error of the margin.
+        from_lower_limit: take the lower 95 % limit of the reference's errors, for tests that ignore the margin's error.
 
     Raises:
         ConfigError: the rule does not fit the metric.
@@ -233,15 +233,16 @@ def resolve_margin(
         how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
         return compute_margin(rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
     errors = max(
-        0.0, 100 - statistics.fmean(values) - (_half_width_of_mean_interval(values) if least else 0.0)
+        0.0,
+        100 - statistics.fmean(values) - (_half_width_of_mean_interval(values) if from_lower_limit else 0.0),
     )
     share = MAX_ERROR_SHARE if rule.kind == "auto" else rule.amount / 100
-    said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if least else ''}{errors:.2f} %"
+    said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if from_lower_limit else ''}{errors:.2f} %"
     if rule.kind == "auto" and share * errors >= usual:
         return usual_margin(
             f"less than {said}" + _margin_in_deviations_text(usual, in_units, reference, before="; ")
         )
-    return compute_margin(share * errors, said, 0.0 if least else share)
+    return compute_margin(share * errors, said, 0.0 if from_lower_limit else share)
 
 
 def _default_margin(metric: Metric, values: Sequence[float]) -> float:

@@ -230,7 +230,7 @@ def _mixed_runs_reason(records: Sequence[RunRecord]) -> str:
 def _unlike_recipes_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return how the recipes of two runs differ, the samples of an update being counted over all processes."""
     paths = [path for path in changed_settings(arm.config, reference.config) if path.startswith("recipe.")]
-    here, there = arm.config.total_batch_size, reference.config.total_batch_size
+    here, there = arm.config.samples_per_update, reference.config.samples_per_update
     words = [f"global batch size {here}, not {there}"] if here != there else []
     words += _setting_difference_words(
         [path for path in paths if path not in NO_WORK], arm.config, reference.config

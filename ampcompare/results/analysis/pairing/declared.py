@@ -144,12 +144,12 @@ def role_comparisons(roles: Roles | None, ledger: Ledger) -> list[RoleComparison
     """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
         parts: list[RoleComparison] = []
-        for name, text, remark in _observed_parts_with_remarks(ledger, roles):
+        for name, text, remark in _ledger_table_rows(ledger, roles):
             is_skipped = name in ("state", "rounding") and _are_all_steps_skipped(ledger)
             if text or is_skipped or "not seen" in remark:
                 parts.append(RoleComparison(name, "", text, remark=remark))
         return parts
-    observed = {name: (text, remark) for name, text, remark in _observed_parts_with_remarks(ledger, roles)}
+    observed = {name: (text, remark) for name, text, remark in _ledger_table_rows(ledger, roles)}
     if without := _steps_without_declared_products(roles, ledger):
         text, remark = observed["forward products"]
         observed["forward products"] = f"{text} (none in {roles.operand_type} in step {without[0]})", remark
@@ -229,8 +229,8 @@ def _types_allowed_beside_declared(roles: Roles) -> tuple[str, ...]:
     return ("fp32",) if roles.kept else ()
 
 
-def _observed_parts_with_remarks(ledger: Ledger, roles: Roles | None) -> list[tuple[str, str, str]]:
-    """Return (part, what was seen, remark) of each part."""
+def _ledger_table_rows(ledger: Ledger, roles: Roles | None) -> list[tuple[str, str, str]]:
+    """Return (part, types that were seen, remark) of each part; a remark says who set them, or why none were seen."""
     by = ledger.by
     scale = _last_loss_scale(ledger, roles)
     skipped = "every step was skipped" if _are_all_steps_skipped(ledger) else ""

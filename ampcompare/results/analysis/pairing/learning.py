@@ -279,7 +279,7 @@ def _proven_divergence_cause_of_run(record: RunRecord) -> str:
         optimizer.name in ("adam", "adamw")
         and optimizer.implementation != "fused"  # it computes in fp32
         and optimizer.eps <= FP16_HALF_OF_LEAST
-        and _trains_fp16_weights(record)
+        and _trains_fp16_weights_without_masters(record)
         and summary.diverged_step is not None
         and summary.diverged_step <= FIRST_STEPS
     ):
@@ -293,7 +293,7 @@ def _proven_divergence_cause_of_run(record: RunRecord) -> str:
     return ""
 
 
-def _trains_fp16_weights(record: RunRecord) -> bool:
+def _trains_fp16_weights_without_masters(record: RunRecord) -> bool:
     """Return whether the optimizer of a run steps fp16 weights, without an fp32 copy."""
     roles = record.config.parsed_arm.roles
     return roles is not None and roles.weights == "fp16" and not roles.masters

@@ -8,7 +8,7 @@ from ampcompare.base.formatting import (
     format_count,
     format_duration,
     format_mebibytes,
-    format_percent,
+    format_percent_number,
     printable_line,
 )
 from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
@@ -28,7 +28,7 @@ from ampcompare.results.report.columns import (
     columns_with_values,
     effect_format,
     effect_text,
-    metric_text,
+    metric_text_without_unit,
     status_cell,
     table_of_columns,
     verdict_columns,
@@ -409,7 +409,10 @@ def _evaluation_row(
     if row.metric_mean is None or row.difference is None:
         failed = Cell(printable_line(f"failed: {row.error}", 80), "bad", badge=True)
         return [*line, failed, "-", "-", *["-"] * (answered + moved)]
-    line += [metric_text(metric, row.metric_mean), metric_text(metric, row.own_mean)]
+    line += [
+        metric_text_without_unit(metric, row.metric_mean),
+        metric_text_without_unit(metric, row.own_mean),
+    ]
     line.append(form.effect_with_interval_text(row.difference, row.low, row.high))
     if answered:
         line.append("-" if row.disagreement is None else f"{100 * row.disagreement:.2f}")
@@ -487,7 +490,7 @@ def _published_row(
 
 
 def _percent_text(share: float | None) -> str:
-    return format_percent(share, missing="")
+    return format_percent_number(share, missing="")
 
 
 def _duration_text(seconds: float | None) -> str:

@@ -189,14 +189,14 @@ def _range_map_of_modules_and_steps(diagnosis: Diagnosis) -> dict[str, Any]:
     rows = [
         (
             printable_line(name or "outside of modules", 40, keep_end=20),
-            [_range_map_cell(found.get((name, step)), step) for step in diagnosis.observed],
+            [_fp16_range_map_cell(found.get((name, step)), step) for step in diagnosis.observed],
         )
         for name in order[:MAX_ROWS]
     ]
     return {"steps": diagnosis.observed, "rows": rows}
 
 
-def _range_map_cell(values: MagnitudeRange | None, step: int) -> MapCell:
+def _fp16_range_map_cell(values: MagnitudeRange | None, step: int) -> MapCell:
     """Return how much of the range of fp16 a module uses: what overflows, what is near, what is too small."""
     if values is None:
         return ("", 0.0, "")

@@ -20,7 +20,7 @@ from ampcompare.results.report.columns import (
     effect_text,
     engine_text_of_arm,
     is_emulated,
-    metric_text,
+    metric_text_without_unit,
     short_arm_name,
     state_cell,
     status_cell,
@@ -52,7 +52,8 @@ def _quality_cell(row: ArmSummary, comparison: Comparison) -> Cell:
         return Cell()
     metric = comparison.metric
     return Cell(
-        metric_text(metric, row.metric_mean, row.metric_sd), short=metric_text(metric, row.metric_mean)
+        metric_text_without_unit(metric, row.metric_mean, row.metric_sd),
+        short=metric_text_without_unit(metric, row.metric_mean),
     )
 
 
@@ -171,7 +172,8 @@ def make_overview_table(comparison: Comparison) -> Table:
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
     notes = row_notes(comparison)
     states = [
-        status_cell(row, comparison.records).tone if _status_text(row) else "" for row in comparison.arms
+        status_cell(row, comparison.records).tone if _status_text_unless_completed(row) else ""
+        for row in comparison.arms
     ]
     return Table(
         kept,
@@ -213,7 +215,7 @@ def shared_fact_lines(comparison: Comparison) -> list[str]:
 def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     settings = _notes_by_row_on_differing_settings(comparison)
     if _has_learned_nothing_by_skipping(row):  # which the reason says, of each run
-        settings = [value for value in settings if value is not _skipped_steps_text_if_any]
+        settings = [value for value in settings if value is not _skipped_of_all_steps_text_if_any]
     its = [value(row) for value in settings]
     time = step_time_verdict_words(row.time, comparison.time_margin)
     # The cell of an open verdict has its reason.
@@ -230,7 +232,14 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
         if record.arm == row.arm:
             remarks = (*record.guards, *script_fault_remarks(record))
             ran += [printable_line(text, 2 * LONGEST) for text in remarks]
-    return [_status_text(row), reason, time, *its, memory, *_texts_with_ranges_of_shares(ran)]
+    return [
+        _status_text_unless_completed(row),
+        reason,
+        time,
+        *its,
+        memory,
+        *_texts_with_ranges_of_shares(ran),
+    ]
 
 
 def _texts_with_ranges_of_shares(texts: Sequence[str]) -> list[str]:
@@ -253,7 +262,7 @@ def _has_learned_nothing_by_skipping(row: ArmSummary) -> bool:
     return is_all and "steps skipped" in row.quality.detail
 
 
-def _status_text(row: ArmSummary) -> str:
+def _status_text_unless_completed(row: ArmSummary) -> str:
     """Return what became of the runs, unless all were completed."""
     status = printable_line(row.status, LONGEST)
     return "" if status in ("", "ok", "not run", str(row.quality)) else status
@@ -270,7 +279,7 @@ def _steps_text(row: ArmSummary) -> str:
     return f"{row.num_steps // runs:,} steps"
 
 
-def _skipped_steps_text(row: ArmSummary) -> str:
+def _skipped_of_all_steps_text(row: ArmSummary) -> str:
     if row.skipped_steps is None:
         return ""
     if 0 < row.skipped_steps == row.num_steps:
@@ -286,7 +295,7 @@ def _loss_scale_text(row: ArmSummary) -> str:
     return "" if row.final_loss_scale is None else f"final loss scale {row.final_loss_scale:g}"
 
 
-SETTINGS: tuple[Value, ...] = (_lr_text, _steps_text, _skipped_steps_text)
+SETTINGS: tuple[Value, ...] = (_lr_text, _steps_text, _skipped_of_all_steps_text)
 
 
 def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
@@ -296,12 +305,15 @@ def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
 def _notes_by_row_on_differing_settings(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_distinct_values(comparison, value)) > 1]
-    shown = [_skipped_steps_text_if_any if value is _skipped_steps_text else value for value in chosen]
+    shown = [
+        _skipped_of_all_steps_text_if_any if value is _skipped_of_all_steps_text else value
+        for value in chosen
+    ]
     return [*shown, *([_engine_text] if _do_engines_differ(comparison) else [])]
 
 
-def _skipped_steps_text_if_any(row: ArmSummary) -> str:
-    return _skipped_steps_text(row) if row.skipped_steps else ""
+def _skipped_of_all_steps_text_if_any(row: ArmSummary) -> str:
+    return _skipped_of_all_steps_text(row) if row.skipped_steps else ""
 
 
 def _engine_text(row: ArmSummary) -> str:

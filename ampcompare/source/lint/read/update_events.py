@@ -142,7 +142,7 @@ class TrainingEvent:
         """Return the innermost `scale_loss` block around it."""
         return next((context for context in reversed(self.contexts) if context.kind == "scale_loss"), None)
 
-    def autocast_block(self) -> WithBlock | None:
+    def active_autocast_block(self) -> WithBlock | None:
         """Return the innermost autocast block around it, unless that is switched off."""
         found = next((context for context in reversed(self.contexts) if context.kind == "autocast"), None)
         return found if found is not None and found.enabled else None
@@ -494,7 +494,7 @@ class EventTracer(CallFollower):
         node = function.scope.node
         assert isinstance(node, FunctionNode)
         found = {}
-        for name, value in arguments(call, self.module.positional_parameters(node)).items():
+        for name, value in arguments(call, self.module.positional_parameters_without_self(node)).items():
             found[name] = self._canonical_text(value, frame)
             scaler = self._scaler_of_loss(value, frame)
             if scaler:

@@ -44,7 +44,7 @@ def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     if not module.enters_autocast:
         return
     for _, _, event in module.events(EventKind.BACKWARD):
-        block = event.autocast_block()
+        block = event.active_autocast_block()
         if block is not None and _may_autocast_be_on(block, event):
             shown = f"the autocast block begins in line {block.node.lineno}"
             yield module.make_finding("AMP221", event.call, shown)
@@ -240,7 +240,7 @@ def binary_cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     for _, _, event in module.events(EventKind.CROSS_ENTROPY):
         losses.setdefault(event.statement, set()).add(event.call)
     for _, _, event in module.events(EventKind.CROSS_ENTROPY):
-        block = event.autocast_block()
+        block = event.active_autocast_block()
         if block is None or block.call is None:
             continue
         if _may_autocast_be_on(block, event) and _is_autocast_of_cuda(module, block.call):

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.index import Function, nodes_of_scope
+from ampcompare.source.index import Function, own_nodes_of_scope
 from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
@@ -239,7 +239,9 @@ def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bo
     if isinstance(value, ast.Call) and value in module.scope_of:
         found = module.index.callee(value, module.scope_of[value])
         if isinstance(found, Function) and found.module is module and found.name != "__init__":
-            returned = [node.value for node in nodes_of_scope(found.scope) if isinstance(node, ast.Return)]
+            returned = [
+                node.value for node in own_nodes_of_scope(found.scope) if isinstance(node, ast.Return)
+            ]
             return (
                 len(returned) == 1
                 and returned[0] is not None
@@ -319,7 +321,7 @@ scaler.load_state_dict(torch.load(path)["scaler"])  # right
     ),
     needs=("apex|caler", "load_state_dict"),
 )
-def scale_state_unloaded(module: LintModule) -> Iterator[Finding]:
+def saved_scale_state_unloaded(module: LintModule) -> Iterator[Finding]:
     """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""
     of_optimizer = _loads_of_optimizer_alone(module)
     if not of_optimizer:

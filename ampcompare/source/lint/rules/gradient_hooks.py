@@ -3,12 +3,19 @@
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.index import Function, functions_of_callee, nodes_of_scope
+from ampcompare.source.index import Function, functions_of_callee, own_nodes_of_scope
 from ampcompare.source.lint.read.module import Finding, LintModule, is_switched_off, register_rule
 from ampcompare.source.lint.read.update_events import EventKind, name_in_source
 from ampcompare.source.lint.rules.gradients import SCALE_WORDS
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import ForNode, FunctionNode, argument, is_literal, last_name, parameter_names
+from ampcompare.source.syntax import (
+    ForNode,
+    FunctionNode,
+    argument,
+    is_literal,
+    last_name,
+    parameter_names_without_stars,
+)
 from ampcompare.source.torch_methods import LIMITING, is_gradient
 
 # Methods that register a hook, and the place of its first gradient among what it gets; None: it gets the parameter.
@@ -71,13 +78,13 @@ def _calls_limiting_gradient_size(function: Function, first: int | None) -> Iter
     """Yield the calls of a function that limit a gradient, one of what it gets, to a size that is no gradient's."""
     node = function.scope.node
     assert isinstance(node, FunctionNode | ast.Lambda)
-    names = parameter_names(node, positional=True)
+    names = parameter_names_without_stars(node, positional=True)
     bound = sum(len(call.args) - 1 for call in function.given)
     is_method = function.receiver is not None or names[:1] == ["self"]
     names = names[bound + (is_method and names[:1] != ["ctx"]) :]
     gradients = set(names[:1] if first is None else names[first:])
     gradients |= {node.args.vararg.arg} if node.args.vararg is not None else set()
-    nodes = list(nodes_of_scope(function.scope))
+    nodes = list(own_nodes_of_scope(function.scope))
     for _ in range(MAX_ROUNDS):
         gradients |= _names_derived_from_gradients(nodes, gradients)
     for call in nodes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions_of_test, expression_of_condition
 from ampcompare.source.edits import Edit, Edits
-from ampcompare.source.index import Function, nodes_of_scope
+from ampcompare.source.index import Function, own_nodes_of_scope
 from ampcompare.source.lint.read.module import (
     EXITS,
     Finding,
@@ -94,7 +94,7 @@ def _function_elsewhere_clips_or_measures(module: LintModule, event: TrainingEve
 
 def _clips_or_measures_gradients(function: Function) -> bool:
     """Return whether a function clips with torch, or measures and multiplies gradients by itself."""
-    nodes = list(nodes_of_scope(function.scope))
+    nodes = list(own_nodes_of_scope(function.scope))
     calls = [each for each in nodes if isinstance(each, ast.Call)]
     if any(function.module.resolve(each.func) in CLIPS for each in calls):
         return True

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.index import Function, nodes_of_scope
+from ampcompare.source.index import Function, own_nodes_of_scope
 from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
@@ -97,7 +97,7 @@ def _dicts_of_expression(module: LintModule, node: ast.expr) -> list[ast.expr]:
         if isinstance(found, Function) and found.module is module:
             return [
                 one.value
-                for one in nodes_of_scope(found.scope)
+                for one in own_nodes_of_scope(found.scope)
                 if isinstance(one, ast.Return) and one.value is not None
             ]
     return [node]

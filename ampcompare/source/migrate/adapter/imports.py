@@ -29,7 +29,7 @@ from ampcompare.source.migrate.replacements import (
     ddp_may_lack_gradients,
     is_in_annotation,
     is_in_type_test,
-    is_used_as_type,
+    is_only_used_as_type,
 )
 from ampcompare.source.migrate.rewrite import (
     Migration,
@@ -255,7 +255,7 @@ def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:
         if name_in_adapter_of(full) == DDP.rpartition(".")[2] and isinstance(node.ctx, ast.Load):
             outer = module.parent(node)
             call = outer if isinstance(outer, ast.Call) and outer.func is node else None
-            if ddp_may_lack_gradients(call) and not is_used_as_type(module, node):
+            if ddp_may_lack_gradients(call) and not is_only_used_as_type(module, node):
                 found.append(Finding.of_node(call or node, NOTE, UNUSED.format("delay_allreduce=True")))
             kept = None if call is None else argument(call, "retain_allreduce_buffers", 5)
             if kept is not None and not is_literal(kept, False):

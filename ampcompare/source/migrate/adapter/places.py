@@ -60,7 +60,7 @@ class ImportRoots:
             if found:
                 return shown[max(found)[2]]
             if roots is exact:
-                names = _top_packages_imported(text)
+                names = _nonstandard_top_packages_imported(text)
                 for folder in folders:
                     if any(
                         _has_module(folder, name, path)
@@ -322,7 +322,7 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
 def _may_change_sys_path(path: Path) -> bool:
     """Return whether a file, or a module next to it that it imports, names `sys.path`."""
     content = read_source_bytes(path)
-    names = _top_packages_imported(content.decode("utf-8", errors="replace"))
+    names = _nonstandard_top_packages_imported(content.decode("utf-8", errors="replace"))
     return bool(PATH.search(content)) or _may_neighbor_change_sys_path(path, names)
 
 
@@ -375,7 +375,7 @@ def _folders_up_to_project(path: Path) -> list[Path]:
     return [path.parent, *path.parent.parents][: count or len(absolute_path(path).parents)]
 
 
-def _top_packages_imported(text: str) -> set[str]:
+def _nonstandard_top_packages_imported(text: str) -> set[str]:
     """Return the first parts of the absolute imports of a module, without the standard library.
 
     A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.

@@ -497,7 +497,9 @@ def _arguments_for_parameter(core: ApexCore, node: ast.expr) -> Iterator[ast.exp
     if isinstance(scope.node, FunctionNode):
         for call in core.index.possible_calls_and_completeness(scope)[0]:
             if call in core.module.scope_of:
-                given = arguments(call, core.module.positional_parameters(scope.node)).get(node.id)
+                given = arguments(call, core.module.positional_parameters_without_self(scope.node)).get(
+                    node.id
+                )
                 if given is not None:
                     yield given
 

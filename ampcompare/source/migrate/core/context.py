@@ -225,7 +225,7 @@ def parameters_receiving(index: Index, call: ast.Call, names: set[str]) -> list[
     found = []
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
         if isinstance(each, Called) and isinstance(each.scope.node, FunctionNode):
-            bound = arguments(call, each.module.positional_parameters(each.scope.node))
+            bound = arguments(call, each.module.positional_parameters_without_self(each.scope.node))
             found += [(key, each) for key, one in bound.items() if names & last_names_of_objects(one)]
     return found
 

@@ -147,7 +147,7 @@ def _is_called_by_function(index: Index, call: ast.Call, argument: ast.expr) -> 
     """Return whether a function of the project gets an object and calls it."""
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
         if isinstance(each, Called) and isinstance(each.scope.node, FunctionNode):
-            bound = arguments(call, each.module.positional_parameters(each.scope.node))
+            bound = arguments(call, each.module.positional_parameters_without_self(each.scope.node))
             if any(one is argument and calls_parameter(index, each, key) for key, one in bound.items()):
                 return True
     return False

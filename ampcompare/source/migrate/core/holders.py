@@ -95,7 +95,7 @@ class BindingsOfScope:
         elif isinstance(node, ast.Call) and (changed := receiver_of(node, ADDING | WRITING)) is not None:
             targets, values = [changed], argument_values(node)
         for target in targets if values else []:
-            for path, is_whole in _paths_bound(target):
+            for path, is_whole in _bound_paths_and_is_whole(target):
                 yield Binding(path, values, place, within if is_whole else None)
 
     def items_held_at(self, path: Path, node: ast.AST) -> set[Path]:
@@ -159,11 +159,11 @@ def returns_values_and_indices(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and last_name(node.func) in WITH_INDICES
 
 
-def _paths_bound(target: ast.AST) -> Iterator[tuple[Path, bool]]:
+def _bound_paths_and_is_whole(target: ast.AST) -> Iterator[tuple[Path, bool]]:
     """Yield the paths that a target binds, and whether it binds all of each."""
     if isinstance(target, (ast.Tuple, ast.List)):
         for each in target.elts:
-            yield from _paths_bound(each)
+            yield from _bound_paths_and_is_whole(each)
         return
     is_whole = True
     while not access_path_of(target) and isinstance(target, (ast.Attribute, ast.Subscript, ast.Starred)):

@@ -90,11 +90,11 @@ def _rewrite_initialize_call(core: ApexCore, initialize: InitializeCall, setting
     else:
         core.made[initialize.call] = lines
     if conditions and not in_module and not in_class and above is None:
-        _insert_disabled_scaler(core, initialize, conditions[-1], default)
+        _insert_disabled_scaler_if_missing(core, initialize, conditions[-1], default)
     replace_initialize_call(core, initialize, lines + models)
 
 
-def _insert_disabled_scaler(
+def _insert_disabled_scaler_if_missing(
     core: ApexCore, initialize: InitializeCall, condition: ast.If, default: list[str]
 ) -> None:
     """Put a scaler that does nothing above the first condition of a call, unless there is one."""

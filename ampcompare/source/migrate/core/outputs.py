@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Answer, ImportedObject, functions_of_callee, nodes_of_scope
+from ampcompare.source.index import Answer, ImportedObject, functions_of_callee, own_nodes_of_scope
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import last_name_before_index
 from ampcompare.source.migrate.core.coverage import AutocastCoverage, scope_around, strongest_answer
@@ -138,7 +138,7 @@ class _NamesOfOutputs:
         self.module = module
         self.scope = scope
         self._depth = depth
-        self.nodes = list(nodes_of_scope(scope))
+        self.nodes = list(own_nodes_of_scope(scope))
         self._holders = BindingsOfScope(module, self.nodes, seeds)
         self._returned = [
             each.value
@@ -261,7 +261,7 @@ class _NamesOfOutputs:
         named = (
             [each.arg for each in node.args.args]
             if isinstance(node, ast.Lambda)
-            else function.module.positional_parameters(node)
+            else function.module.positional_parameters_without_self(node)
         )
         for key, value in arguments(call, named).items():
             if access_path_of(value):

@@ -159,7 +159,7 @@ def _scaler_outlasts_call(index: Index, initialize: InitializeCall) -> bool:
         for each in walk(test)
     ):
         return True
-    names = module.positional_parameters(function)
+    names = module.positional_parameters_without_self(function)
     for call in index.possible_calls_and_completeness(module.scope_from[function])[0]:
         given = [value for name, value in arguments(call, names).items() if name in asked]
         home = index.scope_of_call(call).module

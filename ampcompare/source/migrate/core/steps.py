@@ -281,7 +281,7 @@ def _insert_unscale(core: ApexCore, lines: list[str], statements: list[ast.stmt]
         raise UnsureRewrite(
             statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand"
         )
-    for branch in module.blocks_below(holder):
+    for branch in module.child_blocks(holder):
         if inner := [each for each in within if module.is_in_statements(each, branch)]:
             _insert_unscale(core, lines, inner)
 
@@ -377,14 +377,14 @@ def rewrite_steps(core: ApexCore) -> None:
             raise UnsureRewrite(step.call, IN_EXPRESSION)
         if _is_step_before_backward(core, step):
             continue
-        _refuse_step_in_try(core.module, step)
+        _refuse_step_retried_after_error(core.module, step)
         scaler = core.scaler_expression
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
             _insert_scale_update(core, step, f"{scaler}.update({core.update})")
 
 
-def _refuse_step_in_try(module: Module, step: OptimizerStep) -> None:
+def _refuse_step_retried_after_error(module: Module, step: OptimizerStep) -> None:
     """Refuse a step in a `try` within a loop that goes on after an error, such as one of memory."""
     around = list(module.nodes_up_to_function(step.statement))
     for place, outer in enumerate(around):

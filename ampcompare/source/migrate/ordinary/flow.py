@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampcompare.source.amp_names import CLIPS, WRAPPERS
 from ampcompare.source.index import Function as Called
-from ampcompare.source.index import UnknownFunction, functions_of_callee, nodes_of_scope
+from ampcompare.source.index import UnknownFunction, functions_of_callee, own_nodes_of_scope
 from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
@@ -162,7 +162,7 @@ class _ValueFlow:
             if not isinstance(each, Called) or each.scope in self._inside:
                 continue
             self._inside.add(each.scope)
-            nodes = list(nodes_of_scope(each.scope))
+            nodes = list(own_nodes_of_scope(each.scope))
             for mixed, message in arithmetic_differing_under_o1(each.module, nodes):
                 value = mixed.value if isinstance(mixed, ast.AugAssign) else mixed
                 use = _FollowedUse(each.module, value, VALUE, is_cast=True)
@@ -508,7 +508,7 @@ class _ValueFlow:
             if not isinstance(node, ast.FunctionDef) or each.name == "__init__" or each.given:
                 self._refuse_use(use, call)
             assert isinstance(node, ast.FunctionDef)
-            bound = arguments(call, each.module.positional_parameters(node))
+            bound = arguments(call, each.module.positional_parameters_without_self(node))
             keys = [key for key, value in bound.items() if use.node in walk(value)]
             if not keys or not set(keys) <= each.scope.parameters or node.decorator_list:
                 self._refuse_use(use, call)

@@ -121,7 +121,7 @@ class _ForwardFinder:
 
     def _trace_loss(self, backward: BackwardPass) -> bool:
         """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
-        needed = _dotted_names_read_in(backward.loss)
+        needed = _dotted_names_read_but_not_called_in(backward.loss)
         found = self._trace_needed_names(backward.statement, needed, 0)
         if found and not self._tails and backward.function is not None:
             given = {each.arg for each in backward.function.args.args} & needed
@@ -161,7 +161,7 @@ class _ForwardFinder:
                 break
             # one of several losses
             if isinstance(outer, ast.For) and names_bound_in(outer.target) & visit[1]:
-                needed |= _dotted_names_read_in(outer.iter)
+                needed |= _dotted_names_read_but_not_called_in(outer.iter)
             current = outer
         if before is not None:
             self._marks = before
@@ -180,11 +180,11 @@ class _ForwardFinder:
             if not _defines_needed_name(each, needed):
                 continue
             if each in self._barriers:
-                for inner in self._module.blocks_below(each):
+                for inner in self._module.child_blocks(each):
                     below |= self._mark_defining_statements(inner, len(inner), needed)
                 continue
             marked.add(each)
-            needed |= _dotted_names_read_in(each)
+            needed |= _dotted_names_read_but_not_called_in(each)
         if marked:
             self._marks.setdefault(id(block), (block, set()))[1].update(marked)
         return marked | below
@@ -193,13 +193,13 @@ class _ForwardFinder:
         """Follow parameters to the callers."""
         module = self._module
         found = False
-        given = module.positional_parameters(function)
+        given = module.positional_parameters_without_self(function)
         for node in self._index.possible_calls_and_completeness(module.scope_from[function])[0]:
             if node not in module.scope_of or module.function_around(node) is function:
                 continue
             values = [value for name, value in arguments(node, given).items() if name in needed]
             if values and not any(self._may_call_model(value) for value in values):
-                keys = set().union(*(_dotted_names_read_in(value) for value in values))
+                keys = set().union(*(_dotted_names_read_but_not_called_in(value) for value in values))
                 found = self._trace_needed_names(module.statement_around(node), keys, depth + 1) or found
         return found
 
@@ -240,9 +240,12 @@ class _ForwardFinder:
         ]
         outputs: set[str] = set()
         for each in sorted(above, key=lambda one: one.lineno):
-            if self._calls_model(each) or _owners_of_dotted_names(_dotted_names_read_in(each)) & outputs:
+            if (
+                self._calls_model(each)
+                or _owners_of_dotted_names(_dotted_names_read_but_not_called_in(each)) & outputs
+            ):
                 outputs |= _owners_of_dotted_names(names_bound_in(each))
-        return bool(_owners_of_dotted_names(_dotted_names_read_in(statement)) & outputs)
+        return bool(_owners_of_dotted_names(_dotted_names_read_but_not_called_in(statement)) & outputs)
 
     def _runs_between_barriers(
         self, block: Block, marked: set[ast.stmt]
@@ -278,7 +281,7 @@ def _spans_statement(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> boo
     return run[0].lineno <= statement.lineno <= run[1].lineno
 
 
-def _dotted_names_read_in(node: ast.AST) -> set[str]:
+def _dotted_names_read_but_not_called_in(node: ast.AST) -> set[str]:
     """Return the keys that an expression or statement reads, except the functions that it calls."""
     called = {id(each.func) for each in calls_in(node)}
     loaded = [each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Load)]

@@ -25,7 +25,7 @@ from ampcompare.source.index import (
     SoughtEvent,
     UnknownFunction,
     functions_of_callee,
-    nodes_of_scope,
+    own_nodes_of_scope,
 )
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.sites import (
@@ -491,7 +491,7 @@ class _EventFollower(CallFollower):
     def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         node = function.scope.node
         assert isinstance(node, FunctionNode)
-        names = function.module.positional_parameters(node)
+        names = function.module.positional_parameters_without_self(node)
         found = {}
         for given in (*function.given, call):
             values = list(given.args[1:]) if given is not call else list(given.args)
@@ -503,7 +503,7 @@ class _EventFollower(CallFollower):
                 for one in given.keywords
                 if one.arg is not None
             }
-        for name, value in arguments(call, function.module.positional_parameters(node)).items():
+        for name, value in arguments(call, function.module.positional_parameters_without_self(node)).items():
             if dotted_name(value) is not None or isinstance(value, ast.Constant):
                 found[SPELLED + name] = ast.unparse(self.condition_with_caller_arguments(value, frame))
         return found
@@ -750,7 +750,7 @@ class _OrderProof:
         if event.scope.module is self._module:
             return event.site is not None and id(event.node) not in self._order.plain
         return event.block or any(
-            is_scale_loss_call(event.scope.module, node) for node in nodes_of_scope(event.scope)
+            is_scale_loss_call(event.scope.module, node) for node in own_nodes_of_scope(event.scope)
         )
 
     def _own_node_leading_to(self, block: GradientEvent) -> ast.AST:

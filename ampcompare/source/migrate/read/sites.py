@@ -309,11 +309,13 @@ def _add_plain_backwards(
         else:
             step = _find_optimizer_of_next_step(module, node)
             if step is not None and last_part(step) not in map(last_part, scaled_optimizers):
-                raise UnsureRewrite(node, _why_step_is_apart(module, sites, node, step, scaled_optimizers))
+                raise UnsureRewrite(
+                    node, _why_stepped_optimizer_is_not_scaled(module, sites, node, step, scaled_optimizers)
+                )
             sites.backwards.append(BackwardPass(statement, module.function_around(node), loss, (), False))
 
 
-def _why_step_is_apart(
+def _why_stepped_optimizer_is_not_scaled(
     module: Module, sites: Sites, backward: ast.Call, step: str, scaled_optimizers: set[str]
 ) -> str:
     """Return why the optimizer of a step is none of those that are known to be scaled for, as far as that is sure."""

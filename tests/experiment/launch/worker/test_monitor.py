@@ -48,9 +48,9 @@ def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor.INTERVAL_SECONDS", 0.0)
     watch = SystemMonitor(torch.device("cuda", 0))
-    watch.sample(timed=False)
+    watch.sample_if_due(timed=False)
     for nvml.clock in (1980, 1965):
-        watch.sample(timed=True)
+        watch.sample_if_due(timed=True)
     nvml.clock = 345
     readings = watch.readings([0.1] * 40)
     assert (readings.clock_low_mhz, readings.clock_high_mhz) == (1965, 1980)
