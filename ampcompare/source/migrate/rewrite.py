@@ -11,6 +11,7 @@ from ampcompare.source.index import Index
 from ampcompare.source.migrate.core.casts import keep_cpu_outputs_fp32, note_differing_casts
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
+from ampcompare.source.migrate.core.gradient_hooks import note_hooks_of_gradients
 from ampcompare.source.migrate.core.internals import (
     AMP_STATE,
     INTERNALS,
@@ -23,7 +24,12 @@ from ampcompare.source.migrate.read.apex_guards import (
     answer_apex_availability_with_yes,
     simplify_constant_conditions,
 )
-from ampcompare.source.migrate.read.early_names import BOUND_EARLY, find_early_bindings_of_torch
+from ampcompare.source.migrate.read.early_names import (
+    BOUND_EARLY,
+    BOUND_EARLY_IN,
+    find_early_bindings_of_torch,
+    has_early_bindings_of_torch,
+)
 from ampcompare.source.migrate.read.finding import (
     BY_HAND,
     MARK,
@@ -295,18 +301,26 @@ class _ModuleRewrite:
                 outputs = AutocastOutputs(self.core)  # again, as the core has more regions of autocast now
                 keep_cpu_outputs_fp32(self.core, outputs)
                 note_differing_casts(self.core, outputs)
+                note_hooks_of_gradients(self.core)
                 self.findings += self.core.findings
                 if not fp16_level_of_file(self.core.sites):
-                    early = find_early_bindings_of_torch(self.module).items()
-                    self.findings += [
-                        Finding.of_node(node, NOTE, BOUND_EARLY.format(name)) for node, name in early
-                    ]
+                    self._note_early_bindings()
         except UnsureRewrite as error:
             self.is_whole = False
             self.edits = Edits(self.module)
             self.findings.append(Finding.of_node(error.node, BY_HAND, str(error)))
         if self.core is None and self.is_whole:
             self.findings += _private_state_findings_without_core(self.module, self._around)
+
+    def _note_early_bindings(self) -> None:
+        """Note the functions of torch that the program binds before O1 casts."""
+        early = find_early_bindings_of_torch(self.module).items()
+        self.findings += [Finding.of_node(node, NOTE, BOUND_EARLY.format(name)) for node, name in early]
+        around = self._around
+        for site in self.core.sites.initializes[:1] if self.core is not None else ():
+            for path in around.files_of_program_that(self.module, has_early_bindings_of_torch):
+                text = BOUND_EARLY_IN.format(around.relative_path_of(path))
+                self.findings.append(Finding.of_node(site.call, NOTE, text))
 
     def replace_uses(self) -> None:
         """Replace what lies outside of the core: layers, optimizers and the like; they stay where the core stays."""

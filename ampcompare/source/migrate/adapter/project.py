@@ -31,6 +31,7 @@ from ampcompare.source.migrate.read.apex_callers import (
 )
 from ampcompare.source.migrate.read.early_names import (
     BOUND_EARLY,
+    BOUND_EARLY_IN,
     find_early_bindings_of_torch,
     has_early_bindings_of_torch,
 )
@@ -83,7 +84,6 @@ EARLY_HOOKS = (
     "{} registers hooks of tensors: products in those that are registered before this import have no casts with the "
     "adapter; import it at the top of the file that starts"
 )
-BOUND_EARLY_IN = "in {}, " + BOUND_EARLY.format("functions of torch")
 RECEIVED = (
     "{} of {} gets model and optimizer: if it scales losses, or saves their state, by the installed Apex, the adapter "
     "is not that one"

@@ -109,7 +109,7 @@ MANY = "it runs with more files than are read"
 IN_NETWORK = "{0} has {1} in a network, which is not on the list of what O1 and autocast compute alike"
 WIDE = "{0} has {1}, which may be of fp64, as numpy makes it: O1 casts such inputs, autocast leaves them"
 UNLISTED = "{0} names {1}, which is not on the list of what O1 and autocast compute alike"
-EARLY = "{0} binds {1} before amp.initialize, so O1 does not cast it under this name, and autocast does"
+EARLY = "{0} binds {1} before amp.initialize, or may do so: O1 does not cast it under this name then, and autocast does"
 ASKS = "{0} asks for Apex by a text"
 
 

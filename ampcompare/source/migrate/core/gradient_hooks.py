@@ -1,0 +1,98 @@
+"""Hooks of gradients: O1 casts what they compute, as all in the process; no autocast is on in a backward pass."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterator
+
+from ampcompare.source.index import Function, UnknownFunction, functions_of_callee
+from ampcompare.source.migrate.core.context import ApexCore
+from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
+from ampcompare.source.migrate.read.cast_lists import (
+    HALF_UNDER_BOTH,
+    LOSSES_UNDER_AUTOCAST,
+    WIDE_UNDER_AUTOCAST,
+    WIDE_UNDER_O1_ALONE,
+)
+from ampcompare.source.module import Module, Scope
+from ampcompare.source.syntax import argument, dotted_name, last_name, last_part, walk
+
+REGISTERING = (
+    "register_hook", "register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
+    "register_post_accumulate_grad_hook", "register_multi_grad_hook",
+)  # fmt: skip
+CAST_BY_O1 = HALF_UNDER_BOTH | WIDE_UNDER_AUTOCAST | LOSSES_UNDER_AUTOCAST | WIDE_UNDER_O1_ALONE
+OPERATORS = {ast.MatMult: "@", ast.Pow: "**"}
+HOOK = (
+    "a hook of gradients runs {} here: O1 casts in it too, and no autocast is on in a backward pass, so that it "
+    "computes in the types that it gets now"
+)
+UNSEEN = "what is not seen"
+
+
+def note_hooks_of_gradients(core: ApexCore) -> None:
+    """Note each hook of gradients that computes what O1 casts, or may do so, in all files that run with a module."""
+    if core.is_all_fp32 or fp16_level_of_file(core.sites):
+        return
+    for module in (core.module, *core.around.modules_imported_transitively(core.module)):
+        for call, _ in module.method_calls(*REGISTERING):
+            names = list(dict.fromkeys(_computations_of_hook(core, module, call)))
+            if names and module is core.module:
+                core.add_note(call, HOOK.format(", ".join(names)))
+            elif names and core.sites.initializes:
+                place = f"{core.index.relative_path_of(module)}: line {call.lineno}: "
+                core.add_note(core.sites.initializes[0].call, place + HOOK.format(", ".join(names)))
+
+
+def _computations_of_hook(core: ApexCore, module: Module, call: ast.Call) -> Iterator[str]:
+    """Yield what the hook that a call registers computes by O1's lists, and what of it is not seen."""
+    is_of_several = last_name(call.func) == "register_multi_grad_hook"
+    hook = argument(call, "fn" if is_of_several else "hook", 1 if is_of_several else 0)
+    if hook is None:
+        yield UNSEEN
+        return
+    seen = set[Scope]()
+    waiting, others = _functions_of(core, hook, module.scope_of[call])
+    yield from others
+    for scope in waiting:  # which grows meanwhile
+        if scope in seen:
+            continue
+        seen.add(scope)
+        for node in walk(scope.node):
+            if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in OPERATORS:
+                yield OPERATORS[type(node.op)]
+            elif isinstance(node, ast.Call):
+                functions, others = _functions_of(core, node.func, scope.module.scope_of[node])
+                waiting += functions
+                yield from others
+
+
+def _functions_of(core: ApexCore, node: ast.expr, scope: Scope) -> tuple[list[Scope], list[str]]:
+    """Return the functions of the project that an expression may be, and the others that may cast, by name."""
+    callee = core.index.function_of_expression(node, scope)
+    found = functions_of_callee(callee)
+    inside = [each.scope for each in found if isinstance(each, Function)]
+    names = [each.name for each in found if not isinstance(each, Function)]
+    others = [name for each in names if (name := _computation_of_outside_name(each))]
+    if isinstance(callee, UnknownFunction) and not inside and not names:
+        others += _unknown_computation(node)
+    return inside, others
+
+
+def _computation_of_outside_name(full: str) -> str:
+    """Return what a function or layer that no file of the project defines may compute by O1's lists; "" for none."""
+    package, _, rest = full.removesuffix(".__call__").partition(".")
+    name = last_part(rest)
+    if package == "torch":
+        return name if name in CAST_BY_O1 or (rest.startswith("nn.") and name[:1].isupper()) else ""
+    return "" if hasattr(builtins, package) or package in sys.stdlib_module_names | {"numpy"} else name
+
+
+def _unknown_computation(node: ast.expr) -> list[str]:
+    """Return what a call of which nothing is known may compute: a method of tensors by its name, others as text."""
+    name, text = last_name(node), dotted_name(node) or ""
+    if isinstance(node, ast.Attribute) and not text.startswith("self."):
+        return [name] if name in CAST_BY_O1 else []
+    return [] if name and hasattr(builtins, name) else [text or UNSEEN]

@@ -1,0 +1,69 @@
+"""Hooks of gradients, in which O1 casts and autocast does not."""
+
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
+
+TRAIN = """import torch
+from apex import amp
+{0}
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="{1}")
+model.weight.register_hook({2})
+for step in range(4):
+    loss = model(torch.ones(4, 8, device="cuda")).float().mean()
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+"""
+PROJECT = """
+def turn(grad):
+    return grad @ torch.eye(8)
+
+def project(grad):
+    return turn(grad)
+"""
+SAID = "a hook of gradients runs {} here: O1 casts in it too"
+
+
+def _said(folder: Path, *words: str) -> str:
+    path = folder / "train.py"
+    path.write_text(TRAIN.format(*words))
+    choice = choose_rewrite_or_adapter([path], only_ordinary=False)
+    return " ".join(line for each in choice.files for line in each.lines())
+
+
+@pytest.mark.parametrize(
+    ("head", "hook", "names"),
+    [
+        ("", "lambda g: torch.mm(g, g)", "mm"),
+        ("", "lambda g: g.mm(g).pow(2)", "pow, mm"),
+        (PROJECT, "project", "@"),
+        ("layer = torch.nn.Linear(8, 8)", "layer", "Linear"),
+        ("from elsewhere import project", "project", "project"),
+        ("", "lambda g: torch.clamp(g, -1, 1) / 2", ""),
+        ("", "lambda g: print(g.shape, len(g))", ""),
+    ],
+)
+def test_hooks_that_compute_what_o1_casts_have_a_note(
+    tmp_path: Path, head: str, hook: str, names: str
+) -> None:
+    said = _said(tmp_path, head, "O1", hook)
+    assert SAID.format(names) in said if names else "a hook of gradients" not in said
+
+
+def test_a_level_that_casts_no_functions_has_no_note(tmp_path: Path) -> None:
+    assert "a hook of gradients" not in _said(tmp_path, "", "O2", "lambda g: torch.mm(g, g)")
+
+
+def test_hooks_in_a_network_of_another_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "import torch\n\ndef watch(x):\n    x.register_hook(lambda g: g.norm())\n    return x\n"
+    )
+    said = _said(tmp_path, "from nets import watch", "O1", "lambda g: g")
+    assert "nets.py: line 4: " + SAID.format("norm") in said
