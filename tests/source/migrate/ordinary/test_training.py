@@ -381,7 +381,7 @@ OTHERS = {
     "an evaluation before": (
         MADE,
         f"    validate([], model, criterion)\n{MADE}",
-        "this leads to a forward pass above",
+        "this also runs above amp.initialize",
     ),
     "weights written in the evaluation": (
         "        for images, target in loader:\n            output = model(images.cuda())",
