@@ -74,7 +74,6 @@ OPTION = "amp.initialize gets {0}={1}; a rewrite has one level, O1 or O0 as text
 FLOW = "amp.initialize runs {0}; in an ordinary training it does always, or behind one switch"
 OWN_BLOCK = "`{0}` computes on what comes from the autocast block, outside of it, and O1 cast there too"
 NOT_LISTED = "{0} is in a block of autocast, and not on the list of what O1 and autocast compute alike"
-BEFORE = "this leads to a forward pass above amp.initialize, where Apex casts nothing yet"
 USES = "{0} is more of Apex than the core and its layers"
 UNSEEN = "what makes `{0}` is not seen in this function"
 MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
@@ -267,7 +266,7 @@ def _refuse_unusual_forward(core: ApexCore) -> None:
 
 
 def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
-    """Refuse what is not on the list of torch in a block of autocast, and a block that also runs before initialize."""
+    """Refuse what is not on the list of torch in a block of autocast."""
     module = core.module
     blocks = [each for each in core.wrapped if isinstance(each, ast.With)]
     statements = [inner for each in blocks for inner in each.body]
@@ -282,16 +281,6 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
             raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
     for mixed, message in arithmetic_differing_under_o1(module, nodes):
         raise UnsureRewrite(mixed, message)
-    waiting = [*blocks, *(first for first, _ in core.forward.regions)]
-    seen = set[ast.AST]()
-    for each in waiting:  # which grows meanwhile
-        if core.runs_before_initialize(module.statement_around(each)):
-            raise UnsureRewrite(each, BEFORE)
-        function = module.function_around(each)
-        if function is not None and function not in seen:
-            seen.add(function)
-            calls = core.index.possible_calls_and_completeness(module.scope_from[function])[0]
-            waiting += [module.statement_around(call) for call in calls if call in module.scope_of]
 
 
 def _statement_of_backward(core: ApexCore, block: BackwardPass) -> ast.stmt:
