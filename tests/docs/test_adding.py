@@ -231,7 +231,7 @@ RULE = """
 def dummy(module: LintModule) -> Iterator[Finding]:
     for call in module.calls:
         if dotted_text_of(call.func) == "amp_dummy":
-            yield module.finding("AMP299", call, "a dummy is called")
+            yield module.make_finding("AMP299", call, "a dummy is called")
 """
 TASK = '''
 import torch
