@@ -425,9 +425,10 @@ def test_an_embedding_bag_with_weights_of_another_type_is_explained(behind: Any)
 
     stand_in = behind("native:bf16")
     model = Weighted()
-    sgd(model)
+    optimizer = sgd(model)  # kept: a model is known by its optimizer
     with pytest.raises(RuntimeError, match="to have the same type") as caught:
         model(batch(0)[0])
+    assert optimizer.param_groups
     explained = stand_in.find_refusal_of_error(caught.value)
     assert explained is not None
     assert "computes with both types, which torch.autocast does not cast" in str(explained)
