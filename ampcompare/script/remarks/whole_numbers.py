@@ -181,10 +181,12 @@ class _CodesMode(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         result = func(*args, **kwargs)
+        if torch.compiler.is_compiling():  # torch 2.6 cannot trace what follows
+            return result
         name = getattr(func, "__name__", "")
         given = [one for one in map(self._find_followed, _tensors_in(args, kwargs)) if one is not None]
         results = _tensors_in((result,))
-        if not given or not results or torch.compiler.is_compiling():
+        if not given or not results:
             return result
         if name in LOSSES_WITH_TARGET:
             target = self._find_followed(args[1] if len(args) > 1 else kwargs.get("target"))
