@@ -86,38 +86,14 @@ class RoundedWholeNumberWatch:
 
 
 # They give the same result for the same arguments, write to none, and keep numbers what they are, or count with them.
-REPEATABLE = frozenset(
-    (
-        *("__getitem__", "select", "narrow", "split", "chunk", "unbind", "squeeze", "unsqueeze", "flatten"),
-        *("view", "reshape", "permute", "transpose", "t", "contiguous", "expand", "detach", "clone"),
-        *(
-            "float",
-            "double",
-            "half",
-            "bfloat16",
-            "to",
-            "type",
-            "type_as",
-            "round",
-            "floor",
-            "abs",
-            "neg",
-            "__neg__",
-        ),
-        *("add", "sub", "mul", "div", "__add__", "__sub__", "__mul__", "__truediv__", "__radd__", "__rsub__"),
-        *(
-            "__rmul__",
-            "__rtruediv__",
-            "true_divide",
-            "masked_select",
-            "index_select",
-            "gather",
-            "cat",
-            "stack",
-        ),
-        *("long", "int", "short", "eq", "ne", "__eq__", "__ne__"),
-    )
-)
+REPEATABLE = frozenset({
+    "__getitem__", "select", "narrow", "split", "chunk", "unbind", "squeeze", "unsqueeze", "flatten",
+    "view", "reshape", "permute", "transpose", "t", "contiguous", "expand", "detach", "clone", "float",
+    "double", "half", "bfloat16", "to", "type", "type_as", "round", "floor", "abs", "neg", "__neg__", "add",
+    "sub", "mul", "div", "__add__", "__sub__", "__mul__", "__truediv__", "__radd__", "__rsub__", "__rmul__",
+    "__rtruediv__", "true_divide", "masked_select", "index_select", "gather", "cat", "stack", "long", "int",
+    "short", "eq", "ne", "__eq__", "__ne__",
+})  # fmt: skip
 CASTS = frozenset(("half", "bfloat16", "to", "type", "type_as"))
 EQUALITIES = frozenset(("eq", "ne", "__eq__", "__ne__"))
 SUBTRACTIONS = frozenset(("sub", "__sub__", "rsub", "__rsub__", "subtract"))

@@ -10,12 +10,7 @@ from collections.abc import Iterator
 from ampcompare.source.index import Function, UnknownFunction, functions_of_callee
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
-from ampcompare.source.migrate.read.cast_lists import (
-    HALF_UNDER_BOTH,
-    LOSSES_UNDER_AUTOCAST,
-    WIDE_UNDER_AUTOCAST,
-    WIDE_UNDER_O1_ALONE,
-)
+from ampcompare.source.migrate.read.cast_lists import CAST_BY_O1
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import argument, dotted_name, last_name, last_part, walk
 
@@ -23,7 +18,6 @@ REGISTERING = (
     "register_hook", "register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
     "register_post_accumulate_grad_hook", "register_multi_grad_hook",
 )  # fmt: skip
-CAST_BY_O1 = HALF_UNDER_BOTH | WIDE_UNDER_AUTOCAST | LOSSES_UNDER_AUTOCAST | WIDE_UNDER_O1_ALONE
 OPERATORS = {ast.MatMult: "@", ast.Pow: "**"}
 HOOK = (
     "a hook of gradients runs {} here: O1 casts in it too, and no autocast is on in a backward pass, so that it "

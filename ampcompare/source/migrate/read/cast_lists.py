@@ -25,6 +25,7 @@ LOSSES_UNDER_AUTOCAST = frozenset({
 CAST_BY_AUTOCAST = HALF_UNDER_AUTOCAST | WIDE_UNDER_AUTOCAST | LOSSES_UNDER_AUTOCAST | {"renorm"}
 # In fp32 under O1, and in the type of their inputs under autocast.
 WIDE_UNDER_O1_ALONE = frozenset({"gelu", "std", "var", "interpolate", "grid_sample", "local_response_norm"})
+CAST_BY_O1 = HALF_UNDER_BOTH | WIDE_UNDER_AUTOCAST | LOSSES_UNDER_AUTOCAST | WIDE_UNDER_O1_ALONE
 # Layers of torch.nn, with the functions of `WIDE_UNDER_AUTOCAST` that they call.
 WIDE_LAYERS = {
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "Softmin": "softmin", "Softplus": "softplus",

@@ -12,7 +12,7 @@ from ampcompare.source.syntax import argument_values, dotted_name, last_name, wa
 KINDS = frozenset({"torch.float64", "torch.double", "torch.DoubleTensor", "torch.cuda.DoubleTensor"})
 MADE_FP64 = "{0} makes tensors of fp64: O1 casts these, to fp16 in products, to fp32 in sums and losses"
 BY_AUTOCAST = MADE_FP64 + ", and autocast leaves them alone; write .float() where it matters"
-BY_ADAPTER = MADE_FP64 + (", and the adapter in products alone; write .float() where it matters")
+BY_ADAPTER = MADE_FP64 + ", and the adapter in products alone; write .float() where it matters"
 
 
 def find_fp64_in_networks(module: Module) -> Iterator[ast.expr]:

@@ -60,12 +60,8 @@ def _is_table_of_names(module: Module, node: ast.expr) -> bool:
         return False
     if given := argument_values(node):
         return node.func.id == "vars" and _is_module_itself(module, given[0])
-    at_top = module.function_around(node) is None and not _is_in_class(module, node)
+    at_top = module.scope_of[node] is module.top
     return node.func.id == "globals" or (node.func.id in ("vars", "locals") and at_top)
-
-
-def _is_in_class(module: Module, node: ast.AST) -> bool:
-    return any(isinstance(each, ast.ClassDef) for each in module.ancestors(node))
 
 
 def _is_module_itself(module: Module, node: ast.expr) -> bool:
