@@ -28,22 +28,28 @@ LIMITS_OF_HARDTANH = (ast.Constant(-1.0), ast.Constant(1.0))
 MAX_ROUNDS = 4  # of assignments that pass a gradient on
 
 
-@register_rule("AMP218", needs=("hook|Function", "scale", "backward"))
+@register_rule(
+    "AMP218", needs=("hook|Function", "scale(|scale_loss|caler.scale", "backward", "clamp|clip|hardtanh")
+)
 def gradient_limits_in_hooks(module: LintModule) -> Iterator[Finding]:
     """A hook, or the backward of a function, that limits gradients to a size, where the module scales its losses."""
-    how = _loss_scaling_text(module)
-    if not how:
-        return
+    limits = list(_limits_of_gradients(module))
+    # What each function does in order is asked last: it costs most.
+    if limits and (how := _loss_scaling_text(module)):
+        what = f"gradients within a backward pass are scaled by {how}, and the limit is not"
+        for call in limits:
+            yield module.make_finding("AMP218", call, f"{what}: limit `p.grad` behind it")
+
+
+def _limits_of_gradients(module: LintModule) -> Iterator[ast.Call]:
+    """Yield the calls in what a backward pass calls that limit a gradient to a size; none where it names a scale."""
     seen: set[ast.AST] = set()
     for function, first, around in _functions_with_gradients(module):
         if function.module is not module or function.scope.node in seen:
             continue
         seen.add(function.scope.node)
-        if any(SCALE_WORDS.search(ast.unparse(scope.node)) for scope in (function.scope, around)):
-            continue
-        for call in _calls_limiting_gradient_size(function, first):
-            what = f"gradients within a backward pass are scaled by {how}, and the limit is not"
-            yield module.make_finding("AMP218", call, f"{what}: limit `p.grad` behind it")
+        if not any(SCALE_WORDS.search(ast.unparse(scope.node)) for scope in (function.scope, around)):
+            yield from _calls_limiting_gradient_size(function, first)
 
 
 def _loss_scaling_text(module: LintModule) -> str:
