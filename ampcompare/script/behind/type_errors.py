@@ -19,6 +19,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.location import is_users_file, location_of_error
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
+from ampcompare.script.behind.failing_call import find_types_given_to_failing_call
 from ampcompare.script.process.banned_loss import BANNED
 from ampcompare.script.torch_amp.half_weights import TorchAmpByHalfWeights
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
@@ -38,6 +39,7 @@ FP32_WANTED = re.compile(
     r".*?\b(?:float|float32|fp32)\b",
     re.IGNORECASE,
 )
+BUT_FOUND = re.compile(r"\b(?:found|got)\b")  # of two tensors, or of one
 NO_KERNEL = re.compile(
     r"not implemented for|Unsupported dtype|Low precision dtypes not supported"
     r"|supports? floating point, complex, and integer tensors, but got (?:Half|BFloat16)"
@@ -194,6 +196,27 @@ class _ScriptFailure:
     def torch_call_that_raised(self) -> _TorchFunctionCall | None:
         """The call of code of torch in Python that has raised; None where the script's own line has."""
         return _find_call_into_torch_that_raised(self.error.__traceback__)
+
+    @property
+    def has_call_only_halves(self) -> bool:
+        """Whether the call that has raised got 16-bit tensors and none of fp32, as far as its expression shows."""
+        given = find_types_given_to_failing_call(self.error.__traceback__)
+        if given is not None and (given.is_complete or not given.types <= set(HALF_DTYPES)):
+            return bool(given.types) and given.types <= set(HALF_DTYPES)
+        if given is not None and not BUT_FOUND.search(self.first_message_line):
+            return True
+        return _holds_raising_function_only_halves(self.error.__traceback__)
+
+    @property
+    def has_call_one_half_type(self) -> bool:
+        """Whether the call that has raised is known to have got tensors of one 16-bit type alone."""
+        given = find_types_given_to_failing_call(self.error.__traceback__)
+        return (
+            given is not None
+            and given.is_complete
+            and len(given.types) == 1
+            and given.types <= set(HALF_DTYPES)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -485,7 +508,7 @@ TYPE_ERRORS = (
         "an operation takes fp32 alone, and gets 16-bit tensors",
         lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 and its result back there",
-        applies=lambda failure: _raising_function_holds_only_halves(failure.error.__traceback__),
+        applies=lambda failure: failure.has_call_only_halves,
     ),
     _FailureKind(
         BOTH_HALVES,
@@ -511,6 +534,13 @@ TYPE_ERRORS = (
         lambda failure: _arms_with_fp32_kernel(failure),
         lambda failure: _remedy_by_fp32_inputs(failure),
         applies=_lacks_half_kernel,
+    ),
+    _FailureKind(
+        ANY,
+        "an operation refuses 16-bit tensors, and gets no others",
+        lambda failure: _arms_with_fp32_kernel(failure),
+        "cast its inputs to fp32 and its result back there",
+        applies=lambda failure: failure.casts and failure.has_call_one_half_type,
     ),
     _FailureKind(
         HALF_TYPE,
@@ -841,7 +871,7 @@ def _arm_keeping_one_more_module(arm: Arm, name: str) -> Arm:
     return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(filter(None, kept))})
 
 
-def _raising_function_holds_only_halves(trace: types.TracebackType | None) -> bool:
+def _holds_raising_function_only_halves(trace: types.TracebackType | None) -> bool:
     """Return whether the function that has raised holds 16-bit tensors and none of fp32, of its modules neither."""
     if trace is None:
         return False

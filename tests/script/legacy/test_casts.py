@@ -80,6 +80,12 @@ FP32_ALONE = """
             "return Overlap.apply(self.one(x), self.two(x))",
             "cast its inputs to fp32 and its result back",
         ),
+        # next to an fp32 input that the call does not get
+        (
+            "apex:O1",
+            "return torch.quantile(self.one(x).abs(), 0.5, dim=-1)",
+            "takes fp32 alone, and gets 16-bit tensors",
+        ),
         (
             "native:bf16",
             "return torch.scatter(self.table, 0, torch.zeros(2, 2).long(), self.one(x)[:2])",
