@@ -314,7 +314,10 @@ def run_instead_of_comparison(
 ) -> int | None:
     """Do what is asked for in the place of a comparison, and return the exit code; None for a comparison."""
     from ampcompare.experiment.compare import plan_comparison, preflight_planned_rows, write_cell_commands
-    from ampcompare.experiment.preflight import require_different_runs_by_seed, require_trainable_arm
+    from ampcompare.experiment.preflight import (
+        require_different_runs_by_seed,
+        require_trainable_arm_and_metrics,
+    )
 
     if asked is RESUME:
         return _verify_resume(options, parameters)
@@ -327,7 +330,7 @@ def run_instead_of_comparison(
         found = preflight_planned_rows(planned)
         show_plan(planned, found, as_json=parameters["as_json"])
         if found is not None:
-            require_trainable_arm(found)
+            require_trainable_arm_and_metrics(found)
             if options.seeds is not None:
                 require_different_runs_by_seed(found, planned.plan.seeds)
         return 0

@@ -43,7 +43,7 @@ def _observe_step_on_device(config: RunConfig, device: torch.device) -> dict[str
     with context:
         scales_before = precision.loss_scales()
         with watch:
-            loss = _run_passes_without_steps(assembly, batch)
+            loss = _run_passes_returning_first_loss(assembly, batch)
         masters = _master_weights(model, optimizers)  # which Apex makes in the first pass
         gradients = _sizes_of_gradients(model.parameters())  # before the step, which may free them
         master_gradients = _sizes_of_gradients(masters)
@@ -102,11 +102,11 @@ def _step_until_applied(assembly: TrainingAssembly, batch: Any) -> int:
         skipped += 1
         for optimizer in assembly.optimizers:
             optimizer.zero_grad()
-        _run_passes_without_steps(assembly, batch)
+        _run_passes_returning_first_loss(assembly, batch)
     return skipped
 
 
-def _run_passes_without_steps(assembly: TrainingAssembly, batch: Any) -> Tensor:
+def _run_passes_returning_first_loss(assembly: TrainingAssembly, batch: Any) -> Tensor:
     """Make forward and backward passes of each phase, without the steps in between; return the first loss."""
     losses = []
     for loss_id, phase in enumerate(assembly.task.phases(len(assembly.optimizers))):

@@ -198,7 +198,7 @@ def _faults_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
     if broken:
         yield _gradient_overflow_fault(facts, broken)
         return
-    if (fault := _changed_gradients_fault(facts) or _nonfinite_update_fault(facts)) is not None:
+    if (fault := _fault_of_gradients_broken_later(facts) or _nonfinite_update_fault(facts)) is not None:
         yield fault
         return
     harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
@@ -245,7 +245,7 @@ def _nonfinite_update_fault(facts: StepFacts) -> Fault | None:
     )
 
 
-def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
+def _fault_of_gradients_broken_later(facts: StepFacts) -> Fault | None:
     """Return the fault of gradients that are finite and not zero behind the backward pass, and else at the step."""
     events = [one for one in facts.step.events if one.key[3] == "gradient" and not one.constant]
     if not facts.updates or all(magnitude_range_of_counts(event.row).largest is None for event in events):
@@ -447,7 +447,7 @@ def _nonfinite_loss_fault(facts: StepFacts, loss_index: int) -> Fault:
         return _make_fault(
             "overflow", facts, origin, text, _places_on_path(events, origin, loss_index), reason=reason
         )
-    chosen = _find_index_of_nonfinite_decider(events, origin)
+    chosen = _find_nonfinite_deciding_index_or_mask(events, origin)
     if chosen is not None:
         text = (
             f"{operation_place_of(events[chosen].key).name} is not finite and decides an index or a "
@@ -697,7 +697,7 @@ def _indices_of_nonfinite_origins(events: Sequence[OperationResult], ends: Itera
     return [at for at in _indices_reached_backwards(ends, operations_before) if not operations_before(at)]
 
 
-def _find_index_of_nonfinite_decider(events: Sequence[OperationResult], end: int) -> int | None:
+def _find_nonfinite_deciding_index_or_mask(events: Sequence[OperationResult], end: int) -> int | None:
     """Return the first result, not finite in the arm alone, that decided an index or a mask behind `end`.
 
     The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.

@@ -38,7 +38,7 @@ TAIL = 5  # of the losses, the last of so many parts count
 MAX_LAYERS = 64
 
 
-class _LastGradientPrecision(PrecisionWrapper):
+class _RoundedProductGradientPrecision(PrecisionWrapper):
     """Trains in bf16, and ends in the last step with the gradient of all weights, one product of one layer rounded.
 
     Attributes:
@@ -189,9 +189,9 @@ def _train_to_gradient_with_rounded_product(
     conditions: LoopConditions,
     rounded: tuple[str, str] | None,
     weights: list[Tensor] | None,
-) -> _LastGradientPrecision:
+) -> _RoundedProductGradientPrecision:
     with arm_precision_isolated(arm, conditions) as precision:
-        measured = _LastGradientPrecision(cast(Gemm, precision), conditions.steps, rounded, weights)
+        measured = _RoundedProductGradientPrecision(cast(Gemm, precision), conditions.steps, rounded, weights)
         with suppress(StepsDone):
             loop(measured)
     if not len(measured.gradient):

@@ -175,7 +175,7 @@ class _CureSearch:
                     continue
                 if not left:
                     return self._without_needless_parts(change)
-                if progress is None and _is_progress(faults, left):
+                if progress is None and _has_first_fault_moved_or_shrunk(faults, left):
                     progress = change, left
             if progress is None:
                 return self._first_cure_of_several_at_once(candidates, kept)
@@ -279,7 +279,7 @@ def _candidates_of_several_at_once(
             return
 
 
-def _is_progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
+def _has_first_fault_moved_or_shrunk(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
     """Return whether the first fault begins at another place or is much smaller."""
     first, now = before[0], after[0]
     moved = (first.kind, first.place.module, first.place.where) != (

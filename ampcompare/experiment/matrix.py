@@ -164,7 +164,7 @@ def first_row_of_arm(matrix: Matrix, arm: str | None) -> MatrixRow | None:
     if matrix.rows is None and matrix.arms is None and matrix.vary is None:
         return None
     wanted = None if arm is None else str(Arm.parse(arm))
-    rows = rows_without_commands(matrix)
+    rows = rows_with_stack_names_alone(matrix)
     row = next((row for row in rows if wanted in (None, row.arm)), None)
     if row is not None and row.stack is not None and arm is None:
         why = "trains in another environment, which a file does not know"
@@ -173,7 +173,7 @@ def first_row_of_arm(matrix: Matrix, arm: str | None) -> MatrixRow | None:
     return row
 
 
-def rows_without_commands(matrix: Matrix) -> list[MatrixRow]:
+def rows_with_stack_names_alone(matrix: Matrix) -> list[MatrixRow]:
     """Return the rows that a file describes, where nothing is started: stacks have their names alone."""
     given = [row["arm"] for row in matrix.rows or ()] + list(matrix.arms or ())
     stacks = {name: StackConfig(name=name, command=("python",)) for name in stack_names_in(given)}

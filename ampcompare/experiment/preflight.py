@@ -89,7 +89,7 @@ def run_trials_of_rows(
         of_rows = dict(runner.trials)
         for label, cell in rows.items():
             if builds[label] in of_rows:
-                runner.try_advised_arms(of_rows[builds[label]], cell)
+                runner.keep_advised_arms_that_train(of_rows[builds[label]], cell)
         tried = [trial for trial in of_rows.values() if not trial.must_be_started_by_hand]
         if len(tried) == len(rows) == 1:
             tried += runner.try_with_last_seed(tried[0], *rows.values())
@@ -136,7 +136,7 @@ class _TrialRunner:
                 self._left -= self._run_and_keep_trial(cell, builds[label], self._seeds[-1]).busy_seconds
         return untried
 
-    def try_advised_arms(self, failed: _CellTrial, cell: RunConfig) -> None:
+    def keep_advised_arms_that_train(self, failed: _CellTrial, cell: RunConfig) -> None:
         """Leave, of the arms that the error of a trial advises, those that are seen to make a step.
 
         Args:
@@ -195,14 +195,14 @@ def _find_arm_with_finite_losses(arm: str, find_trial: Callable[[str], _CellTria
             return None
         if trial.is_trained:
             return arm if trial.find_step_of_nonfinite_loss() is None else None
-        more = _arm_that_keeps_more(str(Arm.parse(arm)), trial.advice)
+        more = _advised_arm_that_keeps_more(str(Arm.parse(arm)), trial.advice)
         if more is None:
             return None
         arm = more
     return None
 
 
-def _arm_that_keeps_more(arm: str, advice: ArmAdvice) -> str | None:
+def _advised_arm_that_keeps_more(arm: str, advice: ArmAdvice) -> str | None:
     """Return the first advised arm that keeps in fp32 what an arm keeps, and another module; None without."""
     kept = _patterns_kept_by(arm)
     return next((one for one in advice.arms if kept and kept < _patterns_kept_by(one)), None)
@@ -212,7 +212,7 @@ def _patterns_kept_by(arm: str) -> set[str]:
     return {*filter(None, Arm.parse(arm).keep_fp32.split("|"))}
 
 
-def require_trainable_arm(found: Preflight) -> None:
+def require_trainable_arm_and_metrics(found: Preflight) -> None:
     """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
 
     Raises:
@@ -287,7 +287,7 @@ def run_trials_of_configs(
         for error, arms in found.failures.items():
             say(f"{', '.join(arms)} made no step: {error}")
         return
-    require_trainable_arm(found)
+    require_trainable_arm_and_metrics(found)
     if found.cell_steps is not None and found.cell_steps < min_steps:
         raise ConfigError(
             f"the script makes {format_count(found.cell_steps, 'step')}, and {min_steps} are needed: let it train "

@@ -80,7 +80,10 @@ def compare_runs(
     if line := _line_on_more_16bit_work(original, rewritten):
         compared.append((EQUAL, line))  # what it makes of numbers, the others compare
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
-    beyond = [_gradient_difference_text(original, rewritten), _precision_difference_text(original, rewritten)]
+    beyond = [
+        _gradient_difference_text(original, rewritten),
+        _operation_precision_difference_text(original, rewritten),
+    ]
     beyond += _lines_on_settings_few_steps_hide(original, rewritten)
     compared += [(DIFFERENT, line) for line in beyond if line]
     order = (EQUAL, WITHIN, DIFFERENT)
@@ -228,7 +231,7 @@ def _compare_evaluations(original: ScriptRun, rewritten: ScriptRun) -> list[tupl
 
 
 def _compare_losses(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]:
-    if _has_other_scaled_passes(original, rewritten):
+    if _has_equal_passes_unequally_scaled(original, rewritten):
         return (
             EQUAL,
             f"losses: not compared, since {len(original.losses)} against {len(rewritten.losses)} were scaled",
@@ -246,7 +249,7 @@ def _compare_losses(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str
 
 
 def _compare_scales(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]:
-    if _has_other_scaled_passes(original, rewritten):
+    if _has_equal_passes_unequally_scaled(original, rewritten):
         return EQUAL, "loss scales: not compared"
     pairs = [(a or 1.0, b or 1.0) for a, b in zip(original.scales, rewritten.scales, strict=False)]
     for index, (first, second) in enumerate(pairs, 1):
@@ -380,7 +383,7 @@ def _gradient_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str:
     return ""
 
 
-def _precision_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str:
+def _operation_precision_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str:
     """Return which operations run in another precision; without autocast losses are no more than roundings apart."""
     for number, (first, second) in enumerate(zip(original.passes, rewritten.passes, strict=False), 1):
         for name in sorted(first.keys() & second.keys()):
@@ -454,14 +457,14 @@ def _count_passes_of_first_steps(run: ScriptRun) -> int:
     return len(run.losses) if len(taken) <= FIRST else len(run.losses) * taken[FIRST - 1] // len(run.applied)
 
 
-def _has_other_scaled_passes(original: ScriptRun, rewritten: ScriptRun) -> bool:
+def _has_equal_passes_unequally_scaled(original: ScriptRun, rewritten: ScriptRun) -> bool:
     """Return whether both ran as many backward passes, and scaled more of them in one: Apex leaves plain ones alone."""
     return len(original.passes) == len(rewritten.passes) and len(original.losses) != len(rewritten.losses)
 
 
 def _loss_differences(original: ScriptRun, rewritten: ScriptRun) -> list[float]:
     """Return the relative difference of the losses of each backward pass; none if other passes were scaled."""
-    if _has_other_scaled_passes(original, rewritten):
+    if _has_equal_passes_unequally_scaled(original, rewritten):
         return []
     return [_relative_difference(*pair) for pair in zip(original.losses, rewritten.losses, strict=False)]
 

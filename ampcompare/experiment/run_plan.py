@@ -29,7 +29,11 @@ from ampcompare.experiment.launch.contract import Launcher, Progress, record_of_
 from ampcompare.experiment.launch.dispatch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.plan import Plan, device_by_arm_per_seed
-from ampcompare.experiment.preflight import preflight, require_different_runs_by_seed, require_trainable_arm
+from ampcompare.experiment.preflight import (
+    preflight,
+    require_different_runs_by_seed,
+    require_trainable_arm_and_metrics,
+)
 from ampcompare.experiment.run_directory import ReusableRecord, RunDirectory, StoredPlan, record_with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.results.analysis.inference.terms import Terms
@@ -100,12 +104,12 @@ def run_plan(
         if check and left:
             running.run_and_store_preflight(are_seeds_asked=are_seeds_asked)
         if may_start is None:
-            running.announce_cells(every)
+            running.announce_cells_to_queue(every)
         for block in [every] if together else plan.cell_ranges_by_seed():
             missing = running.indices_to_run(block)
             if missing and may_start is not None and not may_start(running.done_records()):
                 break
-            running.announce_cells(missing)
+            running.announce_cells_to_queue(missing)
             CellRunner(running, jobs, by_seed=together).run_or_report_each_cell(block, missing)
             running.run_block_timing_rounds(block)
         return running.save(test=test)
@@ -207,7 +211,7 @@ class RunningPlan:
         config = self.plan.cells[index]
         return config, self.run.cell_folder(config)
 
-    def announce_cells(self, indices: Iterable[int]) -> None:
+    def announce_cells_to_queue(self, indices: Iterable[int]) -> None:
         """Announce those of some cells that must run to a launcher with a queue."""
         self.launcher.submit_cells_ahead(
             [self.cell_and_folder(index) for index in self.indices_to_run(indices)]
@@ -225,7 +229,7 @@ class RunningPlan:
         self._stored = self._stored.model_copy(update={"preflight": stored})
         self.run.write_plan(self._stored)
         if not self.done_records():
-            require_trainable_arm(found)
+            require_trainable_arm_and_metrics(found)
             if are_seeds_asked:
                 require_different_runs_by_seed(found, self.plan.seeds)
         self._refused = {label: trial for label, trial in found.arms.items() if trial.error}

@@ -113,7 +113,7 @@ def trace_script_in_child(
                     stack, at, arguments, folder, seed=SEED, steps=steps, request=words
                 )
                 place = f"in the stack {stack.name} ({found.versions_text})"
-                if found.has_ampcompare and not found.apex_version:
+                if found.has_this_ampcompare and not found.apex_version:
                     place = f"{ENGINE} {place}"
                 environment = environment_without_own_python(environment)
             code, text = run_command_with_time_limit(command, environment)

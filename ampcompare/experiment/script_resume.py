@@ -74,11 +74,11 @@ def verify_script_resume(
         LaunchError: a run failed, or trained nothing.
     """
     _refuse_ranks(str(settings["name"]), is_module=is_module)
-    found, is_safe = compare_resumption_of_script(settings, check, is_module=is_module, say=say)
+    found, is_safe = resumption_comparison_and_is_kill_safe(settings, check, is_module=is_module, say=say)
     return 0 if found.answer is ResumptionAnswer.EXACT and is_safe else 1
 
 
-def compare_resumption_of_script(
+def resumption_comparison_and_is_kill_safe(
     settings: Mapping[str, Any], check: ResumeCheck, *, is_module: bool, say: Callable[[str], None]
 ) -> tuple[ResumptionComparison, bool]:
     """Return the comparison of such runs, and whether all that kills have left loads; errors are those from above."""
@@ -415,7 +415,7 @@ def verify_migrated_resume(
         say(line)
     settings = fields_of_verified_script({"device": "cpu", "compat_torch": True}, path, arguments)
     check = ResumeCheck(step, resume_args, rewrite="adapter" if moved.adapter else "torch", convert=convert)
-    found, _ = compare_resumption_of_script(settings, check, is_module=False, say=say)
+    found, _ = resumption_comparison_and_is_kill_safe(settings, check, is_module=False, say=say)
     return 0 if found.answer is ResumptionAnswer.EXACT else 1
 
 
@@ -450,7 +450,7 @@ def verify_resumption_under_arms(
     for arm in arms:
         say(f"{arm}:")
         try:
-            found, is_safe = compare_resumption_of_script(
+            found, is_safe = resumption_comparison_and_is_kill_safe(
                 {**settings, "arm": arm}, check, is_module=is_module, say=lambda line: say(f"  {line}")
             )
         except (ConfigError, LaunchError) as error:

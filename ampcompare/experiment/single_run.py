@@ -93,7 +93,7 @@ def run_single(
     launcher, observer = _launcher_and_observer(options, observer)
     with launcher, _run_directory_held(options, launcher), while_running(launcher):
         try:
-            record = _train_cell(options, launcher, observer)
+            record = _train_or_reuse_cell(options, launcher, observer)
         except (KeyboardInterrupt, Ended):
             if message := launcher.pending_message():
                 observer.note(message)
@@ -138,7 +138,7 @@ def _run_directory_held(options: RunOptions, launcher: Launcher) -> AbstractCont
     return RunDirectory(options.folder).with_lock(launcher, command=options.command)
 
 
-def _train_cell(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRecord:
+def _train_or_reuse_cell(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRecord:
     config, run = options.config, RunDirectory(options.folder)
     run.make()
     launcher.on_note = observer.note

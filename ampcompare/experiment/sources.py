@@ -16,7 +16,7 @@ from ampcompare.experiment.matrix import (
     Vary,
     first_row_of_arm,
     rows_of_matrix,
-    rows_without_commands,
+    rows_with_stack_names_alone,
     setting_path_of_name,
 )
 from ampcompare.experiment.plan import parse_seeds
@@ -190,8 +190,8 @@ def published_table_matched_to_rows(
     if sources.recipe is None or full is None or full.matrix.reference is None:
         return None
     # Smaller sizes have the same rows in the same order, with other values.
-    rows_here = rows_without_commands(sources.recipe_matrix or full.matrix)
-    rows_there = rows_without_commands(full.matrix)
+    rows_here = rows_with_stack_names_alone(sources.recipe_matrix or full.matrix)
+    rows_there = rows_with_stack_names_alone(full.matrix)
     twins = {row.label: twin for row, twin in zip(rows_here, rows_there, strict=False)}
     beside = [(row.label, twins.get(row.label, row)) for row in measured]
     varied = {path for row in measured for path in row.varied}

@@ -155,7 +155,7 @@ def assemble_run(
     )
     if is_twin:
         perturb_weights(param for optimizer in unprepared for param in owned_params(optimizer))
-    prepare_torch_compile(recipe.compile)
+    let_compile_record_torch_functions(recipe.compile)
     average = None if recipe.ema_decay is None else ModelEma(built, recipe.ema_decay)
     # Both before `prepare`, which may replace parameters by fp32 master weights.
     params = [param for optimizer in unprepared for param in owned_params(optimizer)]
@@ -494,7 +494,7 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
     )
 
 
-def prepare_torch_compile(backend: str) -> None:
+def let_compile_record_torch_functions(backend: str) -> None:
     """Let torch.compile record torch's functions by name, before an arm replaces some of them: call it first.
 
     It records them at its first use. After O1 it would take ampcompare's functions for torch's.

@@ -51,22 +51,22 @@ def build_training_loop(
         mean=ranks.mean if ranks.size > 1 else None,
         split=task.split,
         to_channels_last=task.channels_last,
-        update=_make_update_function(phases, assembly, recorded=recipe.cuda_graph),
+        update=_make_update_function(phases, assembly, in_cuda_graph=recipe.cuda_graph),
         after_step=() if assembly.average is None else (assembly.average.update,),
     )
 
 
 def _make_update_function(
-    phases: Sequence[Phase], assembly: TrainingAssembly, *, recorded: bool
+    phases: Sequence[Phase], assembly: TrainingAssembly, *, in_cuda_graph: bool
 ) -> Callable[..., Any]:
     """Return what makes an update: all optimizers at once, or phase by phase; or a CUDA graph of it."""
     if len(phases) > 1:
-        if recorded:
+        if in_cuda_graph:
             raise UnsupportedCombination(
                 f"cuda_graph captures one step, but this task makes {len(phases)} in an update; leave out --cuda-graph"
             )
         return _PhasedUpdate(phases)
-    if not recorded:
+    if not in_cuda_graph:
         return update
     return make_step_graph(assembly.device, assembly.precision, assembly.optimizers)
 

@@ -83,9 +83,9 @@ class ModelEma:
         finally:
             _write_weights_and_notify(targets, weights, precision)
 
-    def equalize_buffers(self, ranks: Communicator) -> None:
+    def copy_buffers_from_rank0(self, ranks: Communicator) -> None:
         """Set the averaged buffers of every rank to those of rank 0, as is done with the buffers themselves."""
-        ranks.equalize_buffers([self._models])
+        ranks.copy_buffers_from_rank0([self._models])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the decay, the number of updates, and per model the averaged tensors under its own names."""

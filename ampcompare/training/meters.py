@@ -30,12 +30,12 @@ class Clock(abc.ABC):
     def seconds_between(self, start: Any, end: Any) -> float:
         """Return the time between two marks; may wait until the device has reached the second."""
 
-    def idle_seconds(self, waited: float, end: Any | None, start: Any) -> float:
-        """Return how long a device had no step to compute, where the host `waited` for the batch; called at a drain.
+    def idle_seconds(self, seconds_waited: float, end: Any | None, start: Any) -> float:
+        """Return how long a device had no step to compute, where the host `seconds_waited` for a batch; at a drain.
 
         `end` marks the end of the step before; None for the first step after a drain.
         """
-        return waited
+        return seconds_waited
 
 
 class HostClock(Clock):
@@ -63,9 +63,9 @@ class EventClock(Clock):
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
-    def idle_seconds(self, waited: float, end: Any | None, start: Any) -> float:
+    def idle_seconds(self, seconds_waited: float, end: Any | None, start: Any) -> float:
         # While the device still computes, a waiting host costs nothing; a copy that the device waits for does.
-        return waited if end is None else self.seconds_between(end, start)
+        return seconds_waited if end is None else self.seconds_between(end, start)
 
 
 class CudaClock(EventClock):

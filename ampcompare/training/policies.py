@@ -45,7 +45,7 @@ class Policy:
     def begin(self, step: int) -> None:
         """Start at `step` updates, before the first update of this process."""
 
-    def apply_to_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+    def apply_and_has_changed_weights(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Apply the rule to a drained block of steps; return whether it changed weights and loss scales."""
         return False
 
@@ -119,7 +119,7 @@ class DivergenceDetector(Policy):
         for name in self.STATE:
             setattr(self, name, state[name])
 
-    def apply_to_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+    def apply_and_has_changed_weights(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Check the losses of a block and the weights after it; never changes them."""
         if self.diverged_step is not None:
             return False
@@ -205,7 +205,7 @@ class LossScaleLimits(Policy):
         self._max_skipped = max_skipped
         self._skipped = 0
 
-    def apply_to_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+    def apply_and_has_changed_weights(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Check each step of a block against the limits; never changes weights."""
         for record in records:
             reason = self._find_exceeded_limit(record)
@@ -354,7 +354,7 @@ class Rollback(Policy):
         """Take the first snapshot: the state that the run starts or resumes from."""
         self._take_snapshot_if_due(step)
 
-    def apply_to_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+    def apply_and_has_changed_weights(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Restore the last snapshot if the run has diverged, else take one when it is due."""
         if self._divergence.is_final:
             return False

@@ -231,7 +231,9 @@ class TrainingSession:
 
     def _apply_policies(self, records: Sequence[StepRecord]) -> bool:
         """Apply the policies to a block of steps; return whether the run ends here as diverged, on all ranks alike."""
-        changed = [policy.apply_to_steps(self.position.step, records) for policy in self.policies]
+        changed = [
+            policy.apply_and_has_changed_weights(self.position.step, records) for policy in self.policies
+        ]
         if any(changed):
             self.loop.reload_loss_scales()
         return self.divergence.ends_run
@@ -262,7 +264,7 @@ class TrainingSession:
         improved = metric.is_better(value, self.best["value"])
         if improved:
             self.best = {"value": value, "step": self.position.step}
-        if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
+        if saver.is_due_after_epochs(self.position.epoch) or (saver.is_on and improved):
             self._report_phase("saving")
             saver.save_run_unless_saved(self.position, self.state_dict, best=improved)
 
@@ -301,7 +303,7 @@ class TrainingSession:
         average, ranks = self.assembly.average, self.assembly.ranks
         assert average is not None
         if ranks.size > 1:
-            average.equalize_buffers(ranks)
+            average.copy_buffers_from_rank0(ranks)
         with average.average_in_place(self.precision):
             yield
 
@@ -330,7 +332,7 @@ class TrainingSession:
     def _equalize_buffers_and_require_equality(self, epoch: int) -> None:
         """Compare weights, loss scales and skipped steps of all ranks; buffers are set to those of rank 0."""
         # Each rank has seen other batches; the statistics that are evaluated are those of rank 0, as with torch's DDP.
-        self.assembly.ranks.equalize_buffers(self.assembly.replicas)
+        self.assembly.ranks.copy_buffers_from_rank0(self.assembly.replicas)
         # NaNs are equal in meaning and may differ in their bits
         if self.divergence.diverged_step is not None:
             return

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from ampcompare.results.records.step import StepRecord
 from ampcompare.tasks.classification import classification_loss
-from ampcompare.training.assemble import compile_model, prepare_torch_compile
+from ampcompare.training.assemble import compile_model, let_compile_record_torch_functions
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import SingleProcess
@@ -84,7 +84,7 @@ class Run:
         if method == "channels_last":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = SGD(model.parameters(), lr=LR)
-        prepare_torch_compile("eager" if method == "compiled" else "none")
+        let_compile_record_torch_functions("eager" if method == "compiled" else "none")
         self.precision = make_precision(arm)
         (self.model,), (self.optimizer,) = self.precision.prepare([model], [optimizer])
         self.loop = Loop(
@@ -201,7 +201,7 @@ def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
     """A model whose patched functions get numbers compiles under O1, and gives what it gives without."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    prepare_torch_compile("eager")
+    let_compile_record_torch_functions("eager")
     model = Scalars()
     precision = make_precision("apex:O1")
     (model,), _ = precision.prepare([model], [SGD(model.parameters(), lr=LR)])  # type: ignore[assignment]
@@ -218,7 +218,7 @@ def test_a_weight_that_is_cast_twice_does_not_stop_the_compiler() -> None:
     """In one graph where two layers share it, and in a second graph while the first one's loss awaits its backward."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    prepare_torch_compile("eager")
+    let_compile_record_torch_functions("eager")
     linear = nn.Linear(4, 4)
     precision = make_precision("apex:O1")
     (model,), _ = precision.prepare(

@@ -58,7 +58,7 @@ def detect(
     """A detector that has seen some blocks, with a model of this weight."""
     divergence = DivergenceDetector(patience, [model(weight)], stops=stops)
     for block in blocks:
-        assert not divergence.apply_to_steps(block[-1].step + 1, block)
+        assert not divergence.apply_and_has_changed_weights(block[-1].step + 1, block)
     return divergence
 
 
@@ -234,7 +234,7 @@ def good(step: int) -> list[StepRecord]:
 def diverge(policy: Rollback, divergence: DivergenceDetector, step: int) -> bool:
     """Let the run diverge after `step` updates; return whether it went back."""
     divergence.diverged_step, divergence.reason = step - 1, "non-finite weights"
-    return policy.apply_to_steps(step, good(step))
+    return policy.apply_and_has_changed_weights(step, good(step))
 
 
 def test_it_goes_back_this_often_and_no_more(averaged_run: Any) -> None:
@@ -245,7 +245,7 @@ def test_it_goes_back_this_often_and_no_more(averaged_run: Any) -> None:
     weights = []
     for step in range(1, 4):
         run.step()
-        assert not policy.apply_to_steps(step, good(step))
+        assert not policy.apply_and_has_changed_weights(step, good(step))
         weights.append(run.model[0].weight.tolist())
     assert diverge(policy, divergence, 3)
     assert run.model[0].weight.tolist() == weights[1]
@@ -265,5 +265,5 @@ def test_a_limit_is_not_rolled_back(averaged_run: Any) -> None:
     policy, divergence = rollback(averaged_run("fp32"))
     policy.begin(0)
     divergence.end_run_as_diverged(4, "loss scale 0.5 is below --stop-loss-scale 1")
-    assert not policy.apply_to_steps(5, good(5))
+    assert not policy.apply_and_has_changed_weights(5, good(5))
     assert divergence.ends_run

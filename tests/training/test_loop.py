@@ -56,7 +56,7 @@ class CountingClock(HostClock):
         self.marks = itertools.count()
         self.mark = lambda: next(self.marks)  # type: ignore[method-assign]
 
-    def idle_seconds(self, waited: float, end: Any, start: Any) -> float:
+    def idle_seconds(self, seconds_waited: float, end: Any, start: Any) -> float:
         return -1.0 if end is None else 10 * end + start
 
 

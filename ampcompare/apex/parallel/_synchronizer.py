@@ -220,7 +220,7 @@ class GradientSynchronizer:
 
         return on_grad
 
-    def begin_forward(self) -> bool:
+    def begin_forward_and_is_inside_round(self) -> bool:
         """Record a forward pass, and return whether it is inside a running round (a checkpoint recomputes it)."""
         if torch._C._current_graph_task_id() != -1:
             return self._open

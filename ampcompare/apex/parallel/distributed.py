@@ -104,7 +104,7 @@ class DistributedDataParallel(nn.Module):
                 "overlapping cannot follow, pass delay_allreduce=True."
             )
         require_process_group("DistributedDataParallel")
-        _warn_of_torch_options(torch_options, process_group)
+        _refuse_unknown_and_warn_of_options(torch_options, process_group)
 
         self.module = module
         self.world_size = dist.get_world_size(process_group)
@@ -185,12 +185,13 @@ class DistributedDataParallel(nn.Module):
         result = self.module(*inputs, **kwargs)
         if not self._synchronizer.enabled or not torch.is_grad_enabled():
             return result
-        if not self._synchronizer.begin_forward() and self._synchronizer.bucket_key != model_key_of_buckets(
-            self.module
+        if (
+            not self._synchronizer.begin_forward_and_is_inside_round()
+            and self._synchronizer.bucket_key != model_key_of_buckets(self.module)
         ):
             self._synchronizer.close()
             self._synchronizer = self._make_synchronizer()
-            self._synchronizer.begin_forward()
+            self._synchronizer.begin_forward_and_is_inside_round()
         for output in tensors_in_value(result):
             if output.requires_grad:
                 self._synchronizer.end_round_behind(output)
@@ -210,7 +211,7 @@ class DistributedDataParallel(nn.Module):
         self._synchronizer = self._make_synchronizer()
 
 
-def _warn_of_torch_options(options: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+def _refuse_unknown_and_warn_of_options(options: dict[str, Any], group: dist.ProcessGroup | None) -> None:
     unknown = sorted(set(options) - TORCH_ONLY)
     if unknown:
         raise TypeError(f"DistributedDataParallel got unexpected keyword arguments: {', '.join(unknown)}")

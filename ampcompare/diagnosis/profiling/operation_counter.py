@@ -26,7 +26,7 @@ from ampcompare.base.tensors.products import (
 )
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.diagnosis.profiling.marks import PhaseFollower
-from ampcompare.diagnosis.profiling.trace import is_half
+from ampcompare.diagnosis.profiling.trace import has_at_most_16_bits
 from ampcompare.diagnosis.sites import PACKAGE, location_text_of_frame, nearest_user_location_text
 
 aten = torch.ops.aten
@@ -221,7 +221,7 @@ def sizes_unfit_for_tensor_cores(shape: ForwardProduct) -> list[str]:
     These are the sizes that are contiguous in memory: not the rows of a batch. The channels of an image at the input of
     a network are left out too, as kernels pad these.
     """
-    if not is_half(shape.dtype):
+    if not has_at_most_16_bits(shape.dtype):
         return []
     missed: list[str] = []
     for name, size in shape.sizes:

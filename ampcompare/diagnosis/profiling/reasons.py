@@ -7,7 +7,7 @@ from its tensor cores, is counted here and marked `on_gpu`.
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.base.formatting import MIB
-from ampcompare.diagnosis.profiling.trace import is_half
+from ampcompare.diagnosis.profiling.trace import has_at_most_16_bits
 from ampcompare.results.records.profile import ArmProfile, HostRead, ReasonForLittleGain, TimedChange
 
 # Shares of a step, or of a peak of memory, from which a part of it is a reason.
@@ -173,7 +173,7 @@ def _steps_of_read_text(sync: HostRead) -> str:
 
 def _odd_dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = sum(one.share for one in arm.products)
-    if share < DIMENSIONS or not is_half(arm.half_dtype):
+    if share < DIMENSIONS or not has_at_most_16_bits(arm.half_dtype):
         return
     names = ", ".join(f"{one.module or one.operation} ({', '.join(one.sizes)})" for one in arm.products[:3])
     yield ReasonForLittleGain(
@@ -193,7 +193,7 @@ def _odd_dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonFor
 
 def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
     share = _share_of_step(arm.fp32_seconds, arm)
-    if not is_half(arm.half_dtype) or share < WIDE:
+    if not has_at_most_16_bits(arm.half_dtype) or share < WIDE:
         return
     rows = [
         one

@@ -214,7 +214,7 @@ class _PhaseAndModule:
 
 def _is_emulated_product(event: TraceEvent) -> bool:
     """Return whether an event is a product of 16-bit inputs that computes an fp32 product inside."""
-    if work_kind_of_operation(event.name) != "product" or not is_half(event.narrowest_input_type):
+    if work_kind_of_operation(event.name) != "product" or not has_at_most_16_bits(event.narrowest_input_type):
         return False
     inner = [
         (work_kind_of_operation(one.name), one.narrowest_input_type) for one in _operations_called_by(event)
@@ -410,7 +410,7 @@ def _seconds_of_overlap(span: Span, others: Sequence[Span]) -> float:
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
 
 
-def is_half(dtype: str) -> bool:
+def has_at_most_16_bits(dtype: str) -> bool:
     """Return whether a type has 16 bits or fewer."""
     return dtype in (*HALF_NAMES, "fp8")
 

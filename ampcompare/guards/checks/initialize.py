@@ -63,7 +63,7 @@ class InitializeBeforeCuda(Detector):
             self.report("a model is moved to the GPU after amp.initialize")
 
 
-class OldOptimizerAfterInitialize(Detector):
+class OptimizerOfEarlierInitialize(Detector):
     """An optimizer of an earlier `amp.initialize` that is trained after a later one."""
 
     guard = guard_of_name("initialize-twice")

@@ -31,7 +31,7 @@ class AutocastElsewhere(Detector):
         )
 
 
-class ScalerOff(Detector):
+class ScalerOffForMissingDevice(Detector):
     """A GradScaler that was not asked to be off, and is, while the script trains."""
 
     guard = guard_of_name("scaler-off")
@@ -75,7 +75,7 @@ class ScalerWithBf16(Detector):
             self.report("a GradScaler scales the loss of autocast in bfloat16", entered[-1].location)
 
 
-class AutocastWithoutDtype(Detector):
+class UnscaledLossOfDefaultFp16(Detector):
     """A loss from autocast in fp16 that no dtype has asked for, and that nothing has scaled.
 
     Silent if the loss ends in a product, which may be a scale of the script's own.

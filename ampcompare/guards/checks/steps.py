@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class StepTwice(Detector):
+class StepBothWays(Detector):
     """Both ways of stepping one optimizer, with no backward pass between them."""
 
     guard = guard_of_name("step-twice")
@@ -42,7 +42,7 @@ class StepTwice(Detector):
         this_way[optimizer] = now
 
 
-class StepUnscaled(Detector):
+class StepWithScaledGradients(Detector):
     """A step of an optimizer by itself, with gradients that a scaler has scaled and nothing has written to since.
 
     A backward pass writes to a gradient once at most, and the first one makes it. It is reported when the next pass
@@ -126,7 +126,7 @@ class GradientsKeptAfterSkip(Detector):
         for optimizer in list(self._skipped):
             if will_apex_skip_step(optimizer):
                 continue  # several passes may add up before the step that is to be skipped
-            if all(is_finite(parameter.grad) for parameter in _params_cleared_by_user(optimizer)):
+            if all(is_finite(parameter.grad) for parameter in _params_user_has_to_clear(optimizer)):
                 self._skipped.discard(optimizer)
             else:
                 self._added.add(optimizer)
@@ -143,7 +143,7 @@ def is_finite(gradient: Tensor | None) -> bool:
     return gradient is None or gradient.is_sparse or bool(gradient.isfinite().all())
 
 
-def _params_cleared_by_user(optimizer: Any) -> Iterable[Tensor]:
+def _params_user_has_to_clear(optimizer: Any) -> Iterable[Tensor]:
     """Return the parameters whose gradients Apex does not clear itself, as it clears those of master weights."""
     stash: Any = getattr(optimizer, "_amp_stash", None)
     if getattr(stash, "all_fp32_from_fp16_params", None):

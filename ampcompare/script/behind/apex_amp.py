@@ -31,7 +31,7 @@ from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.tensors.tree import cast_floating_tensors, tensors_in_value
 from ampcompare.script.recording.recorder import RecordedSteps
-from ampcompare.script.torch_amp.autocast_and_scaler import trains_if_switched_off
+from ampcompare.script.torch_amp.autocast_and_scaler import trains_script_with_amp_off
 from ampcompare.script.torch_amp.gradient_stages import ScriptLossScaling
 from ampcompare.script.torch_amp.plain_script import PlainScriptFollower
 from ampcompare.training.precision.base import owned_params
@@ -76,7 +76,7 @@ class ScriptAmp:
         self, models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **options: Any
     ) -> Any:
         """Prepare models and optimizers for the arm, in place; the arguments and the result are those of Apex."""
-        if not enabled and not trains_if_switched_off(self._arm):
+        if not enabled and not trains_script_with_amp_off(self._arm):
             raise PreparationError(
                 message_with_script_line(
                     f"amp.initialize has enabled=False, so {self._arm} has no effect; run the script with amp enabled"

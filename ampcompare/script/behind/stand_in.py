@@ -22,7 +22,7 @@ from ampcompare.script.behind.apex_amp import ScriptAmp
 from ampcompare.script.behind.formats import ScriptLinearFormats
 from ampcompare.script.behind.fp16_optimizers import disable_fp16_optimizers
 from ampcompare.script.behind.side import ScriptProcessContext
-from ampcompare.script.behind.type_errors import find_type_refusal
+from ampcompare.script.behind.type_errors import find_refusal_under_arm
 from ampcompare.script.imports.adapter_imports import call_with_each_adapter, put_amp_functions_in_adapter
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.remarks.averages import StuckAverageWatch
@@ -190,7 +190,7 @@ class ArmStandIn:
     def find_refusal_of_error(self, error: BaseException) -> UnsupportedCombination | None:
         """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = bool(self.arm.half) and self.has_acted()
-        return find_type_refusal(
+        return find_refusal_under_arm(
             error,
             self.arm,
             self.torch_amp,

@@ -78,7 +78,7 @@ NO_GRAPH = re.compile(
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 
-def find_type_refusal(
+def find_refusal_under_arm(
     error: BaseException,
     arm: Arm,
     names: TorchAmpStandIn,
@@ -130,7 +130,7 @@ class _TorchFunctionCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class _BackwardFunction:
+class _UserAutogradFunction:
     """A `torch.autograd.Function` of the user.
 
     Attributes:
@@ -362,12 +362,12 @@ def _own_fp32_tensors_text(failure: _ScriptFailure) -> str:
 
 
 def _remedy_by_one_type(failure: _ScriptFailure) -> str:
-    if _holds_numbers_to_round(failure):
+    if _has_integers_arm_would_round(failure):
         return "compute in fp32 there: 16 bits round its whole numbers, such as positions"
     return "give it tensors of one type there, for example with .to(other.dtype)"
 
 
-def _holds_numbers_to_round(failure: _ScriptFailure) -> bool:
+def _has_integers_arm_would_round(failure: _ScriptFailure) -> bool:
     """Return whether the script's line that has raised, in a module, got whole numbers that the arm's type rounds."""
     half = half_dtype_of(failure.arm)
     _, given = _raising_modules_and_their_locals(failure.error.__traceback__)
@@ -425,7 +425,7 @@ def _is_overflow_in_anomaly_mode(failure: _ScriptFailure) -> bool:
     return scale is not None and torch.is_anomaly_enabled() and isinstance(failure.error, RuntimeError)
 
 
-def _has_lost_graph_of_gradients(failure: _ScriptFailure) -> bool:
+def _has_optimizer_lost_gradient_graph(failure: _ScriptFailure) -> bool:
     """Return whether an optimizer has computed with the graph of gradients, in whose place an arm gives it others."""
     roles = failure.arm.roles
     gives_others = roles is not None and (roles.loss_scale is not None or bool(roles.masters))
@@ -460,7 +460,7 @@ OTHER_ERRORS = (
         "the optimizer differentiates gradients in its step, and those that the arm unscales, or copies to masters, "
         "have no graph",
         ("native:bf16", "fp32"),
-        applies=_has_lost_graph_of_gradients,
+        applies=_has_optimizer_lost_gradient_graph,
     ),
     _FailureKind(
         NUMPY_LACKS,
@@ -506,7 +506,7 @@ TYPE_ERRORS = (
     _FailureKind(
         FP32_WANTED,
         "an operation takes fp32 alone, and gets 16-bit tensors",
-        lambda failure: _arms_with_fp32_kernel(failure),
+        lambda failure: _arms_for_missing_half_kernel(failure),
         "cast its inputs to fp32 and its result back there",
         applies=lambda failure: failure.has_call_only_halves,
     ),
@@ -525,13 +525,13 @@ TYPE_ERRORS = (
         applies=lambda failure: (
             failure.stands is _StandInKind.WEIGHTS
             and _lacks_half_kernel(failure)
-            and _has_raised_in_backward(failure.error.__traceback__)
+            and _has_torch_raised_in_backward(failure.error.__traceback__)
         ),
     ),
     _FailureKind(
         ANY,
         "torch cannot compute this in 16 bits on this device",
-        lambda failure: _arms_with_fp32_kernel(failure),
+        lambda failure: _arms_for_missing_half_kernel(failure),
         lambda failure: _remedy_by_fp32_inputs(failure),
         applies=_lacks_half_kernel,
     ),
@@ -552,9 +552,11 @@ TYPE_ERRORS = (
     _FailureKind(
         ANY,
         _mixed_types_in_torch_text,
-        lambda failure: _arms_with_fp32_kernel(failure),
+        lambda failure: _arms_for_missing_half_kernel(failure),
         "cast its inputs to fp32 there",
-        applies=lambda failure: failure.stands is _StandInKind.WEIGHTS and _has_torch_mixed_types(failure),
+        applies=lambda failure: (
+            failure.stands is _StandInKind.WEIGHTS and _has_torch_made_second_type(failure)
+        ),
     ),
     _FailureKind(
         ANY,
@@ -574,7 +576,7 @@ TYPE_ERRORS = (
         _uncast_torch_call_text,
         ("native:fp16", "fp32"),
         "call it outside of autocast there",
-        applies=lambda failure: failure.stands is _StandInKind.O1 and _has_torch_mixed_types(failure),
+        applies=lambda failure: failure.stands is _StandInKind.O1 and _has_torch_made_second_type(failure),
     ),
     _FailureKind(
         ANY,
@@ -609,7 +611,7 @@ TYPE_ERRORS = (
     _FailureKind(
         ANY,
         "an operation gets tensors of both types, and torch.autocast does not cast it",
-        lambda failure: _arms_with_fp32_operand(failure),
+        lambda failure: _arms_for_operands_of_two_types(failure),
         _remedy_by_one_type,
     ),
 )
@@ -627,7 +629,7 @@ def _remedy_by_fp32_inputs(failure: _ScriptFailure) -> str:
     return f"call {failure.torch_call_that_raised.name} inside of `with {off}:`, with its inputs cast to fp32"
 
 
-def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
+def _arms_for_missing_half_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return arms that compute in fp32 what has no kernel in 16 bits."""
     trace = failure.error.__traceback__
     if failure.stands in (_StandInKind.AUTOCAST, _StandInKind.O1):
@@ -639,12 +641,12 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
         name = (
             _name_of_last_module_in_first(modules)
             if without_weights
-            else _name_and_locals_of_raising_module(trace)[0]
+            else _name_and_locals_of_innermost_half_module(trace)[0]
         )
     else:
         name = ""
     if not name:
-        return *_arms_with_fp32_buffers(failure), "fp32"
+        return *_arms_for_cast_buffers(failure), "fp32"
     model = _raising_modules_and_their_locals(trace)[0][0]
     scales = half_dtype_of(failure.arm) is torch.float16
     # torch cannot unscale complex gradients, so another dtype without a scale is what trains such a model
@@ -652,7 +654,7 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     return str(_arm_keeping_one_more_module(arm, _pattern_of_module(model, name))), "fp32"
 
 
-def _arms_with_fp32_buffers(failure: _ScriptFailure) -> tuple[str, ...]:
+def _arms_for_cast_buffers(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arm with autocast in the 16-bit type of one that has cast a buffer of the module that has raised.
 
     In fp32 it may make fp32 of what it meets, as the window of `torch.stft` does; whether it does so shows a trial.
@@ -664,10 +666,10 @@ def _arms_with_fp32_buffers(failure: _ScriptFailure) -> tuple[str, ...]:
     return ("native:fp16" if half_dtype_of(failure.arm) is torch.float16 else "native:bf16",)
 
 
-def _arms_with_fp32_operand(failure: _ScriptFailure) -> tuple[str, ...]:
+def _arms_for_operands_of_two_types(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return arms for operands of two types: where fp32 takes 16 bits, first that with the called modules in fp32."""
     if not FP32_TAKES_HALF.search(failure.first_message_line):
-        return _arms_with_fp32_kernel(failure)
+        return _arms_for_missing_half_kernel(failure)
     trace, line, modules = failure.error.__traceback__, "", []
     while trace is not None:
         module, code = trace.tb_frame.f_locals.get("self"), trace.tb_frame.f_code
@@ -679,7 +681,7 @@ def _arms_with_fp32_operand(failure: _ScriptFailure) -> tuple[str, ...]:
     called = [part for part in parts if isinstance(part, nn.Module)]
     names = [_name_of_last_module_in_first([modules[0], part]) for part in called]
     kept = "|".join(_pattern_of_module(modules[0], name) for name in filter(None, names))
-    arms = _arms_with_fp32_kernel(failure)
+    arms = _arms_for_missing_half_kernel(failure)
     return (str(_arm_keeping_one_more_module(failure.arm, kept)), *arms) if kept else arms
 
 
@@ -714,7 +716,7 @@ def _keep_fp32_patterns(failure: _ScriptFailure) -> list[str]:
     return [*patterns, *([outermost] if outermost else [])]
 
 
-def _name_and_locals_of_raising_module(trace: types.TracebackType | None) -> tuple[str, list[Any]]:
+def _name_and_locals_of_innermost_half_module(trace: types.TracebackType | None) -> tuple[str, list[Any]]:
     """Return the name of the innermost part of a model that has raised, and what its `forward` holds.
 
     The name is "" where that has no 16-bit weights, or weights of other types too.
@@ -814,7 +816,7 @@ def _find_call_into_torch_that_raised(trace: types.TracebackType | None) -> _Tor
     return _TorchFunctionCall(code.co_qualname.rpartition(".<locals>.")[2], found)
 
 
-def _find_function_that_failed_in_backward(trace: types.TracebackType | None) -> _BackwardFunction | None:
+def _find_function_that_failed_in_backward(trace: types.TracebackType | None) -> _UserAutogradFunction | None:
     """Return the user's `torch.autograd.Function` whose backward pass has raised; None for none."""
     found = None
     while trace is not None:
@@ -827,7 +829,7 @@ def _find_function_that_failed_in_backward(trace: types.TracebackType | None) ->
             forward = getattr(getattr(first, "_forward_cls", None), "forward", None)
             decorated_for = _value_in_closure(forward, "device_type")
             devices = {one.device.type for one in tensors_in_value([*frame.f_locals.values()])}
-            found = _BackwardFunction(name, "" if decorated_for in devices else str(decorated_for or ""))
+            found = _UserAutogradFunction(name, "" if decorated_for in devices else str(decorated_for or ""))
         trace = trace.tb_next
     return found
 
@@ -844,7 +846,7 @@ def _is_function_decorated_for_other_device(failure: _ScriptFailure) -> bool:
     return function is not None and bool(function.decorated_for)
 
 
-def _has_raised_in_backward(trace: types.TracebackType | None) -> bool:
+def _has_torch_raised_in_backward(trace: types.TracebackType | None) -> bool:
     """Return whether torch's own part of a backward pass has raised, which no code of a model or script runs."""
     is_inside = False
     while trace is not None:
@@ -856,7 +858,7 @@ def _has_raised_in_backward(trace: types.TracebackType | None) -> bool:
     return is_inside
 
 
-def _has_torch_mixed_types(failure: _ScriptFailure) -> bool:
+def _has_torch_made_second_type(failure: _ScriptFailure) -> bool:
     """Return whether code of torch got tensors of one type, and has made those of another."""
     return (
         failure.torch_call_that_raised is not None

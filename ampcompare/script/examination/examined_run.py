@@ -78,7 +78,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     from ampcompare.diagnosis.step_watch import StepOperationsWatch
     from ampcompare.script.arm_process import current_stand_in
     from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch, variance_beyond_fp16_text
-    from ampcompare.script.watch.limited_gradients import LimitedGradientsWatch
+    from ampcompare.script.watch.limited_gradients import LimitedScaledGradientsWatch
     from ampcompare.script.watch.observer import ScriptObserver
 
     observation = RunObservation()
@@ -88,7 +88,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     )
     watch.updates.masters = lambda optimizer: current_stand_in().torch_amp.masters(optimizer)
     observer = ScriptObserver(watch)
-    statistics, limited = LostStatisticsWatch(), LimitedGradientsWatch()
+    statistics, limited = LostStatisticsWatch(), LimitedScaledGradientsWatch()
     statistics.follow(Subscriptions(Layer.RECORD))  # until the process ends
 
     def install(recorder: Recorder) -> None:
@@ -208,7 +208,10 @@ def _run_traced_script(request: ResumeTraceRequest, rank: int) -> int:
     """Run a script and write a trace of its steps, and of what it saves and loads."""
     from ampcompare.base.patches import Subscriptions
     from ampcompare.script.resume.resume_trace import ResumeTraceRecorder
-    from ampcompare.script.trainers.resumption import note_saved_state_folders, start_trainers_from_checkpoint
+    from ampcompare.script.trainers.resumption import (
+        note_accelerate_state_folders,
+        start_trainers_from_checkpoint,
+    )
     from ampcompare.settings.resume_trace import converted_checkpoint_name
 
     if request.convert:
@@ -217,7 +220,7 @@ def _run_traced_script(request: ResumeTraceRequest, rank: int) -> int:
         convert_file(Path(request.checkpoint), Path(converted_checkpoint_name(request.checkpoint)), "native")
 
     def note_and_start_trainers(note: Callable[..., None], events: Subscriptions) -> None:
-        note_saved_state_folders(note, events)
+        note_accelerate_state_folders(note, events)
         if request.trainers:
             start_trainers_from_checkpoint(request.checkpoint, request.states, note, events)
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
 from ampcompare.base.environment.packages import is_in_site_folder
@@ -38,7 +38,7 @@ from ampcompare.source.migrate.project import migrate_file
 if TYPE_CHECKING:
     from ampcompare.script.beginning.first_weights import FirstWeightsFollower
     from ampcompare.script.recording.recorder import RecordedSteps
-    from ampcompare.script.watch.cell_facts import FirstBatchHashWatch
+    from ampcompare.script.watch.cell_facts import FirstBatchesHashWatch
 
 SEED = 20250508
 MOVED = "moved.json"  # in the folder of a run: what becomes of files, by their paths
@@ -275,7 +275,7 @@ class _RewriteTraceRecorder:
         self._steps = steps
         self._stored = None if first_weights is None else Path(first_weights)
         self._first: FirstWeightsFollower | None = None
-        self._batches: FirstBatchHashWatch | None = None
+        self._batches: FirstBatchesHashWatch | None = None
         self._clipped: float | None = None  # the norm that a clipping of gradients has found, before it clips
         self._is_twin = twin
         self._plain_steps = self._unchecked_steps = 0
@@ -317,10 +317,10 @@ class _RewriteTraceRecorder:
         self._watch_reads_by_host()
         if self._stored is not None:
             from ampcompare.script.beginning.first_weights import FirstWeightsFollower
-            from ampcompare.script.watch.cell_facts import FirstBatchHashWatch
+            from ampcompare.script.watch.cell_facts import FirstBatchesHashWatch
 
             self._first = FirstWeightsFollower(events, self._stored if self._stored.exists() else None)
-            self._batches = FirstBatchHashWatch(lambda hashes, draws: None)
+            self._batches = FirstBatchesHashWatch(lambda hashes, draws: None)
             events.wrap(torch.nn.utils, "clip_grad_norm_", self._note_clipped_norm)
 
     def _note_clipped_norm(self, inner: Any, *args: Any, **options: Any) -> Any:
@@ -457,7 +457,7 @@ class _RewriteTraceRecorder:
             "is_cut": self._is_cut,
             "plain_steps": self._plain_steps,
             "unchecked_steps": self._unchecked_steps,
-            "initialize": _how_amp_was_initialized(),
+            "initialize": _state_of_amp_initialize(),
             "evaluations": self._evaluations,
             "evaluation_norms": self._evaluation_norms,
             "reads": self._reads,
@@ -488,7 +488,7 @@ def _nudge_weights_by_fp16_unit(groups: Iterable[dict[str, Any]]) -> None:
         parameter.data.add_(parameter.data * signs, alpha=UNIT)
 
 
-def _how_amp_was_initialized() -> str:
+def _state_of_amp_initialize() -> Literal["called", "disabled", ""]:
     """Return what the script did with `amp.initialize` on the engine: "called", "disabled", or "" for nothing."""
     state = sys.modules.get("ampcompare.apex.amp")
     properties = None if state is None else state._amp_state.__dict__.get("opt_properties")

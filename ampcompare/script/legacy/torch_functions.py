@@ -80,8 +80,8 @@ def patch_for_old_scripts() -> None:
     _restore_removed_names()
     _patch_load_of_pickles()
     _patch_full_of_integers()
-    _patch_view_of_strided()
-    _patch_prelu()
+    _patch_flattening_view_of_strided()
+    _route_functional_prelu_through_torch()
     _patch_clamp_bounds()
     _patch_uint8_masks()
     _patch_schedulers()
@@ -121,7 +121,7 @@ def _patch_full_of_integers() -> None:
     register_as_jit_builtin(full, full_of_floats)
 
 
-def _patch_view_of_strided() -> None:
+def _patch_flattening_view_of_strided() -> None:
     view = Tensor.view
 
     @functools.wraps(view)
@@ -138,7 +138,7 @@ def _patch_view_of_strided() -> None:
     Tensor.view = view_or_reshape  # type: ignore[method-assign, assignment]
 
 
-def _patch_prelu() -> None:
+def _route_functional_prelu_through_torch() -> None:
     """Let `F.prelu` call `torch.prelu`, as before torch 1.13: Apex's O1 casts that one."""
     original = functional.prelu
 

@@ -305,32 +305,32 @@ class RecordedSteps:
         self,
         loss: Any,
         loss_id: int,
-        scales: tuple[Any, Any],
+        scales_before_and_after: tuple[Any, Any],
         overflow: bool | None,
-        numbers: list[int],
-        skips: list[int],
+        optimizer_numbers: list[int],
+        skipped_optimizers: list[int],
     ) -> None:
         """Record a backward pass.
 
         Args:
             loss: a number, a tensor of one element, or None.
             loss_id: as `amp.scale_loss` has it; 0 where nothing names one.
-            scales: the loss scale before and after, each a number, a tensor of one element, or what returns the number
+            scales_before_and_after: the loss scales, each a number, a tensor of one element, or what returns the number
                 when the row is written; None if nothing scales.
             overflow: None if nothing was checked.
-            numbers: of the optimizers that the loss is for.
-            skips: of those whose step is skipped because of this pass.
+            optimizer_numbers: of the optimizers that the loss is for.
+            skipped_optimizers: the numbers of those whose step is skipped because of this pass.
         """
         row = {
             "kind": "backward",
             "backward": self._backwards,
             "loss": loss,
             "loss_id": loss_id,
-            "scale_before": scales[0],
-            "scale_after": scales[1],
+            "scale_before": scales_before_and_after[0],
+            "scale_after": scales_before_and_after[1],
             "overflow": overflow,
-            "optimizers": numbers,
-            "skips": skips,
+            "optimizers": optimizer_numbers,
+            "skips": skipped_optimizers,
         }
         self._backwards += 1
         self.recorder.add_row(row)
@@ -363,7 +363,7 @@ class RecordedSteps:
         if CELL_FOLDER not in os.environ:
             say_once(text)
 
-    def add_rounded_codes(self, text: str) -> None:
+    def add_changed_labels_remark(self, text: str) -> None:
         """Record that an arm trains on other labels or codes than the script gives it, as a remark too."""
         self.add_rounding_remark(text)
         self.recorder.add_row({"kind": "rounded_codes", "text": text})

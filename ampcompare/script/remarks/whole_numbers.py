@@ -79,7 +79,7 @@ class RoundedWholeNumberWatch:
         """Note that a number is a label or a code, and has become another one."""
         if not self._has_rounded_codes and self._rows is not None:
             self._has_rounded_codes = True
-            self._rows.add_rounded_codes(
+            self._rows.add_changed_labels_remark(
                 f"{self._arm} trains on other labels or codes than the script gives it: "
                 f"{given:.6g} becomes {read:.6g} ({user_location()})"
             )

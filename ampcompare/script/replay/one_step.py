@@ -182,7 +182,7 @@ def autocast_restored(state: Dict[str, Any]) -> Iterator[None]:
 # Modules in fp64.
 
 
-class Fp64Mode(TorchFunctionMode):
+class Fp64AndDropoutReplayMode(TorchFunctionMode):
     """Computes in fp64 what asks for a narrower type, and draws the dropout of the narrower type.
 
     Args:
@@ -208,11 +208,11 @@ class Fp64Mode(TorchFunctionMode):
         if name in NARROW and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             return args[0]
         args = (
-            tuple(map(_widened_to_fp64, args))
+            tuple(map(_fp64_for_narrower_dtype, args))
             if args and isinstance(args[0], Tensor) and is_floating_tensor(args[0])
             else args
         )
-        return function(*args, **{key: _widened_to_fp64(one) for key, one in kwargs.items()})
+        return function(*args, **{key: _fp64_for_narrower_dtype(one) for key, one in kwargs.items()})
 
     def _dropout_with_noted_mask(self, function: Any, tensor: Tensor, args: Any, kwargs: Any) -> Tensor:
         asked = repr((tuple(tensor.shape), args, sorted(kwargs.items())))
@@ -301,7 +301,7 @@ def seeded_dropout_mask(dtype: torch.dtype = torch.float32) -> Tensor:
     return mask
 
 
-def _widened_to_fp64(value: Any) -> Any:
+def _fp64_for_narrower_dtype(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in FLOATS else value
 
 
@@ -399,7 +399,7 @@ def outputs_and_gradients_of_call(
         restore_torch_generators(call["generators"])
         if nudge:
             stack.enter_context(
-                _module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise))
+                _inner_module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise))
             )
         noted = [] if masks is None else masks
         stack.enter_context(
@@ -475,7 +475,7 @@ def _fp64_and_dropout_replay(
             stack.callback(torch.set_default_dtype, default)
             torch.set_default_dtype(torch.float64)
         if (double or given) and TorchFunctionMode is not object:
-            stack.enter_context(Fp64Mode(drawn, masks, given, double=double))
+            stack.enter_context(Fp64AndDropoutReplayMode(drawn, masks, given, double=double))
         yield
 
 
@@ -498,11 +498,11 @@ def _context_keeping_fp64() -> Any:
     """Return a context in which fp64 stays fp64 where a narrower type is asked for, if this torch has such modes."""
     if TorchFunctionMode is object:
         return contextlib.nullcontext()
-    return Fp64Mode(torch.float32, [], [], double=True)
+    return Fp64AndDropoutReplayMode(torch.float32, [], [], double=True)
 
 
 @contextlib.contextmanager
-def _module_outputs_changed(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def _inner_module_outputs_changed(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Change the tensors that each module inside of another one returns."""
     hooks = [
         inner.register_forward_hook(lambda _, given, output: with_tensors_changed(change, output))

@@ -100,7 +100,12 @@ class ResumeTraceRecorder:
         events.wrap(*PatchPoints.MAKE_SCALER, self._make_wrapper_listing_objects(self._scalers))
         events.call_at_end(register_optimizer_step_pre_hook(self._before_optimizer_step).remove)
         self._files.install(events)
-        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_lr_scheduler_classes()):
+        for kind in (
+            nn.Module,
+            torch.optim.Optimizer,
+            torch.amp.GradScaler,
+            *_lr_scheduler_classes_with_load(),
+        ):
             events.wrap(kind, "load_state_dict", self._note_restored_object)
         events.wrap(torch, "set_rng_state", self._note_restored_generator)
         # the second is NVIDIA's, or an alias, which is not followed
@@ -188,7 +193,7 @@ class ResumeTraceRecorder:
                 self._models.append(module)
         self._is_inside = True
         try:
-            if self._has_saved and self._files.have_other_saves_ended():
+            if self._has_saved and self._files.have_other_threads_saved():
                 self._write_trace_row(TraceRowKind.STOP)
                 os._exit(0)
             if not self._is_started:
@@ -270,9 +275,9 @@ class ResumeTraceRecorder:
             tail = f" of model {number + 1}" if number else ""
             for name, parameter in model.named_parameters():
                 names.setdefault(id(parameter), name + tail)
-                weights[name + tail] = _digests_of_tensor(parameter)
+                weights[name + tail] = _digests_of_tensor_and_roundings(parameter)
             for name, buffer in model.named_buffers():
-                buffers[name + tail] = _digests_of_tensor(buffer)
+                buffers[name + tail] = _digests_of_tensor_and_roundings(buffer)
         masters, moments = self._digests_of_masters_and_moments(names)
         groups = [optimizer.param_groups for optimizer in self._living_objects(self._optimizers)]
         owned = {id(each) for each in self._parameters_of_optimizers()}
@@ -313,7 +318,7 @@ class ResumeTraceRecorder:
                         id(parameter), (trained[index] if are_copies else None, parameter)
                     )
                     name = names.get(id(half), f"parameter {index + 1}")
-                    masters[name + tail] = _digests_of_tensor(values)
+                    masters[name + tail] = _digests_of_tensor_and_roundings(values)
                 state = _digests_of_parameter_state(optimizer.state.get(parameter, {}))
                 for key in filter(_is_key_of_master, [*state]):
                     masters[name + tail] = state.pop(key)
@@ -385,7 +390,7 @@ def _hex_hash_of_chunks(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _digests_of_tensor(value: Any) -> dict[str, str]:
+def _digests_of_tensor_and_roundings(value: Any) -> dict[str, str]:
     """Return digests of a tensor's values in fp32, or its integers, and as roundings to 16 bits would leave them."""
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
     if not tensor.is_floating_point():
@@ -406,7 +411,7 @@ def _digests_of_tensor(value: Any) -> dict[str, str]:
 def _digests_of_parameter_state(state: dict[Any, Any]) -> dict[Any, Any]:
     """Return digests of the numbers and tensors in the state of a parameter."""
     return {
-        key: _digests_of_tensor(value)
+        key: _digests_of_tensor_and_roundings(value)
         for key, value in state.items()
         if isinstance(value, (Tensor, int, float))
     }
@@ -462,7 +467,9 @@ def _digests_of_averages(models: list[nn.Module], owned: set[int], owners: list[
     parts = {id(part) for model in models for part in model.modules()}
     places = {parameter.data_ptr() for model in models for parameter in model.parameters()}
     of_models = [Counter(tuple(each.shape) for each in model.parameters()) for model in models]
-    for name, value in itertools.chain(_variables_of_script(), _attributes_by_class_name(owners)):
+    for name, value in itertools.chain(
+        _variables_and_attributes_of_script(), _attributes_by_class_name(owners)
+    ):
         tensors = [] if id(value) in parts else _parameters_or_items(value)
         if not tensors or not all(issubclass(type(each), Tensor) for each in tensors):
             continue
@@ -491,7 +498,7 @@ def _parameters_or_items(value: Any) -> list[Any]:
     return list(tuple.__iter__(value)) if issubclass(kind, tuple) else []
 
 
-def _variables_of_script() -> Iterator[tuple[str, Any]]:
+def _variables_and_attributes_of_script() -> Iterator[tuple[str, Any]]:
     """Yield the variables of the functions of the script that run, its globals, and attributes of its own objects."""
     spaces: list[Any] = []
     frame: Any = sys._getframe(1)
@@ -550,7 +557,7 @@ def _attributes_by_class_name(owners: list[Any]) -> Iterator[tuple[str, Any]]:
         yield from ((f"{head}.{key}", each) for key, each in list(vars(owner).items()))
 
 
-def _lr_scheduler_classes() -> list[Any]:
+def _lr_scheduler_classes_with_load() -> list[Any]:
     """Return the classes of schedules with a `load_state_dict` of their own."""
     kinds: list[Any] = [torch.optim.lr_scheduler.LRScheduler]
     for kind in kinds:

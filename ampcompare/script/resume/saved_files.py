@@ -64,7 +64,7 @@ class SavedFilesWatch:
         events.call_at_end(imports.end)
         sys.addaudithook(functools.partial(self._note_file_event_of_audit, events))
 
-    def have_other_saves_ended(self) -> bool:
+    def have_other_threads_saved(self) -> bool:
         """Return whether no other thread still saves."""
         return all(each.done() for each in self._waiting)
 

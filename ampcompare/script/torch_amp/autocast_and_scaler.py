@@ -138,7 +138,7 @@ class TorchAmpByAutocast(TorchAmpStandIn):
 
     def _note_made_by_script(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
-        if enabled or trains_if_switched_off(self._arm):
+        if enabled or trains_script_with_amp_off(self._arm):
             self.note_arm_acts()
         if scaler is None:
             self.script.note_autocast_made(self._arm, enabled)
@@ -256,7 +256,7 @@ class TorchAmpByAutocast(TorchAmpStandIn):
             raise missing_scale_error(self._arm)
 
 
-def trains_if_switched_off(arm: Arm) -> bool:
+def trains_script_with_amp_off(arm: Arm) -> bool:
     """Return whether an arm trains a script whose own mixed precision is switched off."""
     return arm.spec.in_script is not None and arm.spec.in_script.acts_if_off
 

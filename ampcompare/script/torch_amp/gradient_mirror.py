@@ -23,20 +23,20 @@ class GradientMirror:
         self._shown: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # weight, master, true gradient
         self._scaled: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}  # master, weight
 
-    def show_scaled_gradients(self, pairs: Pairs) -> None:
+    def let_masters_show_weight_gradients(self, pairs: Pairs) -> None:
         """Let each master show the gradient of its 16-bit weight while that shows none of its master."""
         for param, master in pairs:
             self._scaled[id(master)] = weakref.ref(master), weakref.ref(param)
         self._redirect_or_restore_grad_reads()
 
-    def show_master_gradients(self, pairs: Pairs) -> None:
+    def let_weights_show_master_gradients(self, pairs: Pairs) -> None:
         """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
         for param, master in pairs:
             self._shown[id(param)] = param, master, _GRAD.__get__(master)
             _GRAD.__set__(param, None)
-        self.show_scaled_gradients(pairs)
+        self.let_masters_show_weight_gradients(pairs)
 
-    def give_gradients_back(self, weights: Iterable[Tensor]) -> None:
+    def make_shown_gradients_own(self, weights: Iterable[Tensor]) -> None:
         """Let each 16-bit weight have the gradient that it shows as its own, in its type."""
         with (
             torch._C._DisableTorchDispatch()
@@ -55,7 +55,7 @@ class GradientMirror:
             self._scaled.pop(id(param), None)
         self._redirect_or_restore_grad_reads()
 
-    def is_any_shown(self, weights: Iterable[Tensor]) -> bool:
+    def does_any_show_master_gradient(self, weights: Iterable[Tensor]) -> bool:
         """Return whether any of these shows a gradient."""
         return any(self._shown.get(id(param), (None, None, None))[2] is not None for param in weights)
 

@@ -61,7 +61,7 @@ class ScriptOptimizers:
         """Return those that the script still has."""
         return [one for reference in self._made if (one := reference()) is not None]
 
-    def weights_stepped_by(self, optimizer: Any) -> list[Tensor]:
+    def masters_and_weights_of(self, optimizer: Any) -> list[Tensor]:
         """Return what an optimizer steps, and the 16-bit weights of the model where those are masters."""
         return [*owned_params(optimizer), *(half for half, _ in self._stand_in.masters(optimizer))]
 
@@ -70,7 +70,7 @@ class ScriptOptimizers:
         if not self._owners:
             for optimizer in self.living_optimizers():
                 self._owners.update(
-                    {id(one): weakref.ref(optimizer) for one in self.weights_stepped_by(optimizer)}
+                    {id(one): weakref.ref(optimizer) for one in self.masters_and_weights_of(optimizer)}
                 )
         reference = self._owners.get(id(param))
         return None if reference is None else reference()
@@ -330,7 +330,7 @@ class ScriptLossScaling:
     ) -> None:
         """Multiply the gradients of an optimizer; `but` those with these ids, or `only` those."""
         # A weight and its master may show the same one.
-        weights = self._optimizers.weights_stepped_by(optimizer)
+        weights = self._optimizers.masters_and_weights_of(optimizer)
         held: dict[int, tuple[Any, Tensor]] = {}
         for param in weights:
             grad = param.grad
@@ -349,7 +349,7 @@ class ScriptLossScaling:
         with GRADIENT_READS.pause_notices_of_reads():
             return [
                 grad
-                for param in self._optimizers.weights_stepped_by(optimizer)
+                for param in self._optimizers.masters_and_weights_of(optimizer)
                 if (grad := param.grad) is not None
             ]
 
@@ -368,7 +368,7 @@ class ScriptLossScaling:
             return
         optimizer = self._optimizers.find_owner_of(tensor)
         if self._in_step is not None and any(
-            tensor is one for one in self._optimizers.weights_stepped_by(self._in_step)
+            tensor is one for one in self._optimizers.masters_and_weights_of(self._in_step)
         ):
             optimizer = self._in_step
         if optimizer is None:
@@ -376,7 +376,7 @@ class ScriptLossScaling:
         elif self._stage_of_optimizer(optimizer) is _GradientStage.SCALED and self.has_gradients(optimizer):
             with GRADIENT_READS.pause_notices_of_reads():
                 self._unscale_gradients(optimizer)
-                self._recompute_overflowed_gradients(self._optimizers.weights_stepped_by(optimizer))
+                self._recompute_overflowed_gradients(self._optimizers.masters_and_weights_of(optimizer))
             self._stages[optimizer] = _GradientStage.UNSCALED
             if self._in_step is not None and self._skips_overflows and self._has_found_overflow(optimizer):
                 raise OverflowInStep
@@ -415,7 +415,7 @@ class ScriptLossScaling:
 
     # The step.
 
-    def step_or_skip(self, optimizer: Any, options: Mapping[str, Any]) -> bool:
+    def step_or_skip_if_followed(self, optimizer: Any, options: Mapping[str, Any]) -> bool:
         """Let the scaler step an optimizer or skip that; False if its gradients are for a step as it is written."""
         self._has_step |= dict.fromkeys(self._new_places, True)
         self._new_places.clear()

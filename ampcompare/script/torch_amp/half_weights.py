@@ -104,7 +104,7 @@ class ApexLevelStepping:
         with without_subscribers(frontend, "_initialize"):  # which see the calls of the script
             self._precision.prepare(models, optimizers)
 
-    def before_backward(self, optimizers: Sequence[Any]) -> None:
+    def prepare_for_backward(self, optimizers: Sequence[Any]) -> None:
         """Prepare for the next backward pass."""
         for optimizer in optimizers:  # masters that are made after a backward pass would drop its gradients
             if optimizer._amp_stash.lazy_init_called:
@@ -147,7 +147,7 @@ class HalfArmStepping:
         self._precision = cast(Half, make_precision(arm, device=device))
         self.steps_copies, self.keeps_masters = self._precision.steps_copies, self._precision.master_weights
         self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
-        self.prepare, self.before_backward = self._precision.prepare, self._precision.add_up_gradients
+        self.prepare, self.prepare_for_backward = self._precision.prepare, self._precision.add_up_gradients
         self.masters = self._precision.masters
         self.step_or_skip_unscaled = self._precision.step_or_skip_unscaled
 
@@ -242,7 +242,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
 
     def restore_model_gradients(self, optimizer: Any) -> None:
         with GRADIENT_READS.pause_notices_of_reads():
-            self._gradients.give_gradients_back(self._weights_and_masters_of(optimizer))
+            self._gradients.make_shown_gradients_own(self._weights_and_masters_of(optimizer))
 
     def forget_unscaled_gradients(self, scaler: Any, optimizer: Any) -> None:
         self._scaling.step_or_skip_unscaled(optimizer, good=False)
@@ -365,9 +365,9 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
             )
         for optimizer in self._living_optimizers:
             self._gradients.show_own_gradients(master for _, master in self.masters(optimizer))
-        self._scaling.before_backward(self._living_optimizers)
+        self._scaling.prepare_for_backward(self._living_optimizers)
         for optimizer in self._living_optimizers:
-            self._gradients.show_scaled_gradients(self.masters(optimizer))
+            self._gradients.let_masters_show_weight_gradients(self.masters(optimizer))
             if optimizer not in self._given_weights:  # Apex makes masters here
                 self._note_current_weights(optimizer, self.masters(optimizer))
 
@@ -381,7 +381,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
                     "has not prepared it"
                 )
             )
-        if self._gradients.is_any_shown(self._weights_and_masters_of(optimizer)):
+        if self._gradients.does_any_show_master_gradient(self._weights_and_masters_of(optimizer)):
             raise ScalingError(
                 message_with_script_line(
                     "the gradients of the last step were not cleared, and new ones were added; call zero_grad first"
@@ -392,7 +392,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
         self._gradients.show_own_gradients(self._weights_and_masters_of(optimizer))
         overflow = self._scaling.unscale_and_find_overflow(optimizer, scaler)
         pairs = self.masters(optimizer)
-        self._gradients.show_master_gradients(pairs)
+        self._gradients.let_weights_show_master_gradients(pairs)
         if optimizer not in self._given_weights:
             self._note_current_weights(optimizer, pairs)
         return overflow
@@ -421,13 +421,13 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
             with self._masters_with_own_gradients(optimizer):
                 self._scaling.step_or_skip_unscaled(optimizer, good=False)
 
-    def step_without_arm(self, optimizer: Any, step: Any) -> Any:
+    def find_step_without_arm(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
             raise losses_on_copies_refusal(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
         self._found.find_and_add_all_models()
         if any(optimizer is one for one in self._living_optimizers):
-            self._scaling.before_backward([optimizer])
+            self._scaling.prepare_for_backward([optimizer])
         self._copy_written_masters_to_weights()
         if not self._scaling.takes_closure:
             return types.MethodType(type(optimizer).step, optimizer)
@@ -471,7 +471,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
                     copy_tensors_by_dtype(*([one[at] for one in changed] for at in (0, 1)))
                 self._note_current_weights(optimizer, pairs)
 
-    def end_without_step(self, optimizer: Any) -> None:
+    def end_update_without_step(self, optimizer: Any) -> None:
         with self._masters_with_own_gradients(optimizer):
             self._scaling.step_or_skip_unscaled(optimizer, good=False)
         optimizer._opt_called = True  # the script called step: schedulers warn otherwise
@@ -485,7 +485,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
         finally:
             for _, master in self.masters(optimizer):
                 master.grad = None
-            self._gradients.show_scaled_gradients(self.masters(optimizer))
+            self._gradients.let_masters_show_weight_gradients(self.masters(optimizer))
 
     @torch.no_grad()
     def _copy_written_weights_to_masters(self, optimizer: Any) -> None:
@@ -526,7 +526,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
         self._gradients.show_own_gradients(weights)
         for param in weights:
             param.grad = None if set_to_none or id(param) in lacking else torch.zeros_like(param)
-        self._gradients.show_scaled_gradients(self.masters(optimizer))
+        self._gradients.let_masters_show_weight_gradients(self.masters(optimizer))
 
     def _missing_autocast_error(self) -> AmpCompareError:
         if self.script.why_off is not None:
@@ -555,7 +555,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
     def _after_step(self, optimizer: Any, *_arguments: Any) -> None:
         super()._after_step(optimizer)
         if optimizer is not self._stepping:
-            self._gradients.show_scaled_gradients(self.masters(optimizer))
+            self._gradients.let_masters_show_weight_gradients(self.masters(optimizer))
 
 
 class _SearchForTrainedModels:

@@ -61,11 +61,11 @@ class HalfWeightLifter:
         wrapped = self._wrappers.wrapped_models_with(ids)
         self._wrappers.refuse_communication_hooks(wrapped, "an arm that lifts 16-bit weights")
         for param in trained:
-            _make_param_fp32(param)
+            _make_param_and_gradient_fp32(param)
         for module in modules:
             for tensor in own_tensors_of_module(module):
                 if tensor.dtype in HALF_DTYPES:
-                    _make_param_fp32(tensor)
+                    _make_param_and_gradient_fp32(tensor)
         self._wrappers.make_wrappers_again(wrapped)
         note = f"weights lifted from {' and '.join(types)} ({user_location()})"
         if self._rows is not None and note not in self._notes:
@@ -103,7 +103,7 @@ class HalfWeightLifter:
             values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor
         )
 
-    def result_as_wide_as_inputs(self, result: Any, given: Any, fitted: Any) -> Any:
+    def frozen_result_in_input_type(self, result: Any, given: Any, fitted: Any) -> Any:
         """Return the result of a frozen module in fp32 where its inputs were, as the parts around it get both."""
         was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in_value(given))
         if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in_value(fitted)):
@@ -138,7 +138,7 @@ def _as_floating_type_of(value: Tensor, other: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _make_param_fp32(param: Tensor) -> None:
+def _make_param_and_gradient_fp32(param: Tensor) -> None:
     grad, param.grad = param.grad, None
     param.data = param.data.float()
     if getattr(param, "grad_dtype", None) in HALF_DTYPES:  # of torch 2.13

@@ -340,7 +340,9 @@ class PlainScriptFollower:
             return self._call_outermost_model(original, module, args, kwargs)
         given, (args, kwargs) = (args, kwargs), self._lift_weights_and_fit_arguments(module, args, kwargs)
         result = self._call_outermost_model(original, module, args, kwargs)
-        return result if self._casts else self._lifted.result_as_wide_as_inputs(result, given, (args, kwargs))
+        return (
+            result if self._casts else self._lifted.frozen_result_in_input_type(result, given, (args, kwargs))
+        )
 
     def _is_inside_trained_module(self) -> bool:
         """Return whether this thread is inside of a module that is trained."""
@@ -760,7 +762,7 @@ class PlainScriptFollower:
             self._stepping = True
             try:
                 with self.casting.block_without_casts():
-                    is_over = self.stages.step_or_skip(
+                    is_over = self.stages.step_or_skip_if_followed(
                         optimizer, kwargs if self._step_arguments is None else {}
                     )
             finally:
@@ -780,7 +782,7 @@ class PlainScriptFollower:
         self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a step that may evaluate losses by itself as it is written, each of its passes scaled and unscaled."""
-        step = self._stand_in.step_without_arm(optimizer, step)
+        step = self._stand_in.find_step_without_arm(optimizer, step)
         for one in self._optimizers.living_optimizers():  # an arm that has prepared it has replaced its step
             self._take_over_steps_of(one)
         has_arguments = bool(args or kwargs)

@@ -122,11 +122,11 @@ class TorchAmpStandIn:
         """Step an optimizer whose gradients are true."""
         return optimizer.step(*args, **kwargs)
 
-    def step_without_arm(self, optimizer: Any, step: Any) -> Any:
+    def find_step_without_arm(self, optimizer: Any, step: Any) -> Any:
         """Return the step of an optimizer that evaluates losses by itself, without what the arm has put around it."""
         return step
 
-    def end_without_step(self, optimizer: Any) -> None:
+    def end_update_without_step(self, optimizer: Any) -> None:
         """End an update of an optimizer without a step."""
 
 

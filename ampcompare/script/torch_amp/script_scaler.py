@@ -116,7 +116,7 @@ class ScriptScaler:
             self._unscale(scaler, scale, optimizer)
         state["stage"] = OptState.STEPPED
         if _is_overflow_in_scaler_state(state):
-            return self._gradients.end_without_step(optimizer)
+            return self._gradients.end_update_without_step(optimizer)
         return self._gradients.step_with_true_gradients(optimizer, *args, **kwargs)
 
     def _update(self, scaler: Any, scale: LossScaler, new_scale: Any = None) -> None:
@@ -126,7 +126,7 @@ class ScriptScaler:
                 state["stage"] is OptState.UNSCALED
                 and (optimizer := self._optimizers.get(number)) is not None
             ):
-                self._gradients.end_without_step(optimizer)
+                self._gradients.end_update_without_step(optimizer)
         if new_scale is not None:
             scale._loss_scale = float(new_scale)
         elif any(state["stage"] is not OptState.READY for state in states.values()):

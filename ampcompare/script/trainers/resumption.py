@@ -22,7 +22,7 @@ LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.tra
 ACCELERATOR, LOADERS = "accelerate.accelerator", "accelerate.data_loader"
 
 
-def note_saved_state_folders(note: Note, events: Subscriptions) -> None:
+def note_accelerate_state_folders(note: Note, events: Subscriptions) -> None:
     """Note each folder that `Accelerator.save_state` fills."""
 
     def follow() -> None:

@@ -23,7 +23,7 @@ from ampcompare.training.precision.base import owned_params
 MAX_BATCHES = 3
 
 
-class FirstBatchHashWatch:
+class FirstBatchesHashWatch:
     """Hashes what the script passes to the first module that it calls, at the start and after each backward pass.
 
     Attributes:
@@ -88,7 +88,7 @@ class CellFactsRecorder:
         self._has_begun = self._has_raised = False
         self._steps: dict[int, int] = {}
         self._memory: MemoryMeter | None = None
-        self._batches = FirstBatchHashWatch(
+        self._batches = FirstBatchesHashWatch(
             lambda hashes, draws: recorder.add_row({"kind": "batches", "sha256": hashes, "draws": draws})
         )
         self._ends: list[Callable[[], None]] = [

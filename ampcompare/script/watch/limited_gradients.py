@@ -15,7 +15,7 @@ from ampcompare.guards.checks.clipping import BEHIND_HOOKS
 from ampcompare.guards.detection.gradient_hooks import GradientHooks, follow_tensor_limits
 
 
-class LimitedGradientsWatch:
+class LimitedScaledGradientsWatch:
     """Notes such lines; a script without a scaler gets true gradients under every arm, and is none."""
 
     def __init__(self) -> None:

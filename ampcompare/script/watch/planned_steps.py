@@ -150,7 +150,7 @@ def _length_of_iterable(node: ast.expr, frame: FrameType) -> int:
     if isinstance(node, ast.List | ast.Tuple):
         return len(node.elts)
     try:
-        return len(_evaluate_expression(node, frame))
+        return len(_evaluate_name_or_constant(node, frame))
     except TypeError:  # of an iterator
         raise _UnknownNumber from None
 
@@ -174,13 +174,13 @@ def _evaluate_number(node: ast.expr, frame: FrameType) -> int:
             if node.func.id == "int"
             else _length_of_iterable(node.args[0], frame)
         )
-    value = _evaluate_expression(node, frame)
+    value = _evaluate_name_or_constant(node, frame)
     if not isinstance(value, int):
         raise _UnknownNumber
     return value
 
 
-def _evaluate_expression(node: ast.expr, frame: FrameType) -> Any:
+def _evaluate_name_or_constant(node: ast.expr, frame: FrameType) -> Any:
     """Return what a name, an attribute or a constant stands for."""
     if isinstance(node, ast.Constant):
         return node.value
@@ -190,12 +190,14 @@ def _evaluate_expression(node: ast.expr, frame: FrameType) -> Any:
                 return names[node.id]
     if isinstance(node, ast.Attribute):
         try:
-            return getattr(_evaluate_expression(node.value, frame), node.attr)
+            return getattr(_evaluate_name_or_constant(node.value, frame), node.attr)
         except AttributeError:
             raise _UnknownNumber from None
     if isinstance(node, ast.Subscript):
         try:
-            return _evaluate_expression(node.value, frame)[_evaluate_expression(node.slice, frame)]
+            return _evaluate_name_or_constant(node.value, frame)[
+                _evaluate_name_or_constant(node.slice, frame)
+            ]
         except (KeyError, IndexError, TypeError):
             raise _UnknownNumber from None
     raise _UnknownNumber

@@ -56,7 +56,7 @@ class CheckpointSaver:
         every = self.config.every_steps
         return every is not None and after // every > before // every
 
-    def is_due_after(self, epochs: int) -> bool:
+    def is_due_after_epochs(self, epochs: int) -> bool:
         """Return whether to save after this many epochs."""
         every = self.config.every_epochs
         return every is not None and epochs % every == 0

@@ -51,7 +51,7 @@ class Communicator:
         """Call `make` on rank 0; return its plain data and tensors on every rank, or raise its error there."""
         return make()
 
-    def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
+    def copy_buffers_from_rank0(self, models: Sequence[nn.Module]) -> None:
         """Set the buffers of every rank, such as batch norm statistics, to those of rank 0."""
 
 
@@ -108,7 +108,7 @@ class ProcessGroup(Communicator):
         torch.save(value, content)
         return torch.frombuffer(content.getbuffer(), dtype=torch.uint8).to(self._device)
 
-    def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
+    def copy_buffers_from_rank0(self, models: Sequence[nn.Module]) -> None:
         for model in models:
             for buffer in model.buffers():
                 dist.broadcast(buffer.detach(), src=0)

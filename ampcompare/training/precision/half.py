@@ -267,7 +267,7 @@ class Half(Precision):
         """
         self._forget_flags_of_stepped([optimizer])
         if not good:
-            self._weights[id(optimizer)].end_without_step()
+            self._weights[id(optimizer)].end_update_without_step()
             return None
         result = optimizer.step()
         self._weights[id(optimizer)].give_weights_to_model()

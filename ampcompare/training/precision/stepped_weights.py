@@ -30,7 +30,7 @@ class OptimizerWeights:
     def give_weights_to_model(self) -> None:
         """Give the model the weights of a step."""
 
-    def end_without_step(self) -> None:
+    def end_update_without_step(self) -> None:
         """End an update whose step is skipped."""
 
     def weight_master_pairs(self) -> list[tuple[Tensor, Tensor]]:
@@ -183,9 +183,9 @@ class Fp32CopiesPerStep(OptimizerWeights):
             for number, (param, copy) in enumerate(zip(self._params, self._copies, strict=True)):
                 if copy.grad is not None:
                     self._compensations[number] = (copy.detach() - param).to(param.dtype)
-        self.end_without_step()
+        self.end_update_without_step()
 
-    def end_without_step(self) -> None:
+    def end_update_without_step(self) -> None:
         rows = zip(self._places, self._params, self._copies, self._compensations, strict=True)
         for (held, index), param, copy, compensation in rows:
             held[index] = param

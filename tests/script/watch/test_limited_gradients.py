@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.watch.limited_gradients import LimitedGradientsWatch
+from ampcompare.script.watch.limited_gradients import LimitedScaledGradientsWatch
 
 
 class Limit(torch.autograd.Function):
@@ -29,9 +29,9 @@ def limit_gradient(param: Tensor) -> None:
 
 
 @pytest.fixture
-def watch() -> Iterator[LimitedGradientsWatch]:
+def watch() -> Iterator[LimitedScaledGradientsWatch]:
     """Follow this process until the test ends."""
-    events, found = Subscriptions(Layer.WATCH), LimitedGradientsWatch()
+    events, found = Subscriptions(Layer.WATCH), LimitedScaledGradientsWatch()
     found.follow(events)
     yield found
     events.end()
@@ -52,7 +52,7 @@ def layer_with_limit(where: str) -> nn.Linear:
 
 
 @pytest.mark.parametrize("where", ["weight", "module", "added", "function"])
-def test_lines_that_limit_scaled_gradients(watch: LimitedGradientsWatch, where: str) -> None:
+def test_lines_that_limit_scaled_gradients(watch: LimitedScaledGradientsWatch, where: str) -> None:
     """A limit is divided by the scale wherever a backward pass calls the script."""
     layer, x = layer_with_limit(where), torch.ones(1, 2, requires_grad=True)
     result = Limit.apply(layer(x)) if where == "function" else layer(x)
@@ -61,7 +61,7 @@ def test_lines_that_limit_scaled_gradients(watch: LimitedGradientsWatch, where: 
     assert "test_limited_gradients.py:" in watch.limits_text()
 
 
-def test_limits_of_true_gradients_are_none(watch: LimitedGradientsWatch) -> None:
+def test_limits_of_true_gradients_are_none(watch: LimitedScaledGradientsWatch) -> None:
     """Without a scale, with one of 1, in the forward pass, and of the sign alone."""
     layer, x = layer_with_limit("weight"), torch.ones(1, 2)
     layer(x).clamp(0, 3).sum().backward()

@@ -181,7 +181,7 @@ class ScriptLauncher(ForkServerLauncher):
                     self._stuck = why
                     process.kill()
                 if runs and late is None and counter.has_script_been_over_for(EXIT_SECONDS):
-                    late = _exit_code_of_ranks(folder)
+                    late = _highest_exit_code_of_ranks(folder)
                     if late is not None:  # as gloo waits where one rank frees its DDP before another
                         self.report_note(
                             f"{config.arm}: a process still runs {EXIT_SECONDS:g} s after its last row; it is ended"
@@ -227,7 +227,7 @@ class ScriptLauncher(ForkServerLauncher):
             os.killpg(process.pid, signal.SIGTERM)
 
 
-def _exit_code_of_ranks(folder: Path) -> int | None:
+def _highest_exit_code_of_ranks(folder: Path) -> int | None:
     """Return the highest exit code that the ranks have recorded; None while one of them has not recorded its end."""
     ends = [
         read_script_rows(path).ended

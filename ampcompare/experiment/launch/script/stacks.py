@@ -95,7 +95,7 @@ class StackFacts:
             self.fault = f"the stack {name} has no torch that can be imported: {facts['no_torch']}"
 
     @property
-    def has_ampcompare(self) -> bool:
+    def has_this_ampcompare(self) -> bool:
         """Whether it has this version of ampcompare."""
         return self.facts.get("ampcompare") == __version__
 
@@ -112,7 +112,7 @@ class StackFacts:
 
     def can_train_by_own_ampcompare(self, config: RunConfig) -> bool:
         """Return whether its own ampcompare trains a cell; a script for the genuine Apex runs as it does today."""
-        return self.has_ampcompare and not (self.apex_version and _script_if_as_written(config))
+        return self.has_this_ampcompare and not (self.apex_version and _script_if_as_written(config))
 
 
 def _script_if_as_written(config: RunConfig) -> ScriptConfig | None:
@@ -275,7 +275,7 @@ class StackLauncher(ScriptLauncher):
         words = list(map(sandbox.path_seen_in_sandbox, recorder_command_words(config, folder)))
         record = ["--record", str((folder / CellFile.SCRIPT).resolve())]
         record += ["--save-weights", str((folder / CellFile.WEIGHTS).resolve())] if self.keeps_weights else []
-        if script.first_weights is not None and not begins_with_weights_of_stack(config):
+        if script.first_weights is not None and not begins_with_own_stack_weights(config):
             record += ["--first-weights", str(first_weights_folder(config, folder) / CellFile.WEIGHTS)]
         start = config.stack.python_command_for_cell(folder)
         if config.processes > 1 or script.torchrun:
@@ -386,7 +386,7 @@ class FirstWeightsLauncher(StackLauncher):
         if (
             config.script is None
             or config.script.first_weights is None
-            or begins_with_weights_of_stack(config)
+            or begins_with_own_stack_weights(config)
         ):
             return None
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -415,7 +415,7 @@ def _has_first_weights(record: RunRecord, folder: Path) -> bool:
     return record.status == "completed" and (folder / CellFile.WEIGHTS).exists()
 
 
-def begins_with_weights_of_stack(config: RunConfig) -> bool:
+def begins_with_own_stack_weights(config: RunConfig) -> bool:
     """Return whether the first weights of a cell are those of its stack anyway: the script as it is trains there."""
     script = _script_if_as_written(config)
     return script is not None and config.stack is not None and config.stack == script.first_weights
@@ -443,7 +443,7 @@ def trace_command_and_stack_facts(
     found = inspect_stack(stack, folder)
     if found.fault:
         raise EnvironmentUnfit(found.fault)
-    if found.has_ampcompare and not found.apex_version:
+    if found.has_this_ampcompare and not found.apex_version:
         words = ["-m", "ampcompare.script.examination.rewrite_run", request]
     else:
         files = {"record": "record.jsonl", "save-weights": CellFile.WEIGHTS, "save-last": "last.pt"}
@@ -482,7 +482,7 @@ def run_script_in_stack(
         if found.fault:
             raise EnvironmentUnfit(found.fault)
         kept = None if record is None else os.path.abspath(record)
-        if found.has_ampcompare and not (Arm.parse(arm).is_as_written and found.apex_version):
+        if found.has_this_ampcompare and not (Arm.parse(arm).is_as_written and found.apex_version):
             start = ["-m", "ampcompare", "exec", "--arm", arm]
             start += ["--record", kept] if kept is not None else []
             start += ["--ledger"] if ledger else []
@@ -529,10 +529,12 @@ def _why_recorder_cannot_train(config: RunConfig, stack: StackFacts) -> str:
     """Return why the recorder cannot train a cell; "" if it can."""
     there = stack.facts.get("ampcompare")
     has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"
-    if config.script is None and not stack.has_ampcompare:
+    if config.script is None and not stack.has_this_ampcompare:
         return f"the stack {stack.name} {has}, which trains a recipe; the recorder can only run a script after --"
     if (script := _script_if_as_written(config)) is None:
-        of_apex = " or is to train with its own Apex" if stack.apex_version and stack.has_ampcompare else ""
+        of_apex = (
+            " or is to train with its own Apex" if stack.apex_version and stack.has_this_ampcompare else ""
+        )
         return f"the stack {stack.name} {has}{of_apex}: only the arm script, of a script after --, can train there"
     if config.first_weights == "twin":
         return f"the stack {stack.name} {has}, which a twin needs"

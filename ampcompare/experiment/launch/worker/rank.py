@@ -150,7 +150,7 @@ def _is_first_failed_rank(roll: RankPresence | None, world: DistributedEnv, erro
         return world.rank == 0
     try:
         roll.answer_as_alive()
-        return roll.is_first_to_fail(error)
+        return roll.claim_first_failure(error)
     except RuntimeError:  # the process that hosted the store is gone, and its failure is the cause
         return False
 

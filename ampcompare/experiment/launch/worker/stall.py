@@ -99,7 +99,7 @@ class RankPresence:
                 return missing
             time.sleep(POLL_SECONDS)
 
-    def is_first_to_fail(self, error: BaseException) -> bool:
+    def claim_first_failure(self, error: BaseException) -> bool:
         """Return whether no rank failed before this one; after a lost connection, wait for the rank that caused it."""
         deadline = time.monotonic() + (ANSWER_SECONDS if is_lost_connection(error) else 0.0)
         while time.monotonic() < deadline and not self._store.check(["failed"]):

@@ -210,7 +210,7 @@ def test_an_ampcompare_that_cannot_train_there_does_not_count(lacks: str, tmp_pa
     found = inspect_stack(stack, tmp_path)
     assert found.fault == ""
     assert found.facts["torch"]
-    assert found.has_ampcompare == (not lacks)
+    assert found.has_this_ampcompare == (not lacks)
 
 
 @pytest.mark.slow

@@ -73,8 +73,8 @@ def test_a_lost_connection_waits_for_its_cause() -> None:
     """A rank whose connection was lost leaves the report to the rank that has failed by itself."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     first, second = (RankPresence(store, world(rank)) for rank in (0, 1))
-    threading.Timer(0.05, first.is_first_to_fail, [ValueError("a cause")]).start()
-    assert not second.is_first_to_fail(RuntimeError("Connection closed by peer"))
+    threading.Timer(0.05, first.claim_first_failure, [ValueError("a cause")]).start()
+    assert not second.claim_first_failure(RuntimeError("Connection closed by peer"))
 
 
 def launched(config: RunConfig, folder: Path) -> RunRecord:
