@@ -81,10 +81,10 @@ def _parse_inner_arm(text: str) -> str:
     return str(inner).replace(",", "+")
 
 
-def _options_without_aliases(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+def _options_without_aliases(spec: BackendSpec, option_values: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with those that an alias stands for, such as `masters=fp32` of `half`, under their own names."""
     options = {}
-    for name, value in given.items():
+    for name, value in option_values.items():
         alias = spec.aliases.get(f"{name}={value}".lower())
         name, _, value = alias.partition("=") if alias is not None else (name, "", value)
         options[name] = value

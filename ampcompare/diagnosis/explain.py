@@ -107,16 +107,16 @@ def _script_line_blocks(title: str, lines: Sequence[str]) -> list[Block]:
     return [Code("\n".join(lines), title)] if lines else []
 
 
-def _comparison_commands(arm: str, twin: str | None) -> list[str]:
+def _comparison_commands(arm: str, equivalent_arm: str | None) -> list[str]:
     """Return commands that compare an arm with its twin, on the bundled digits and in a script of the user."""
-    compared = [arm, *([twin] if twin else [])]
+    compared = [arm, *([equivalent_arm] if equivalent_arm else [])]
     if "fp32" not in compared:
         compared.insert(0, "fp32")
     words = " ".join(f"--arm {shlex.quote(one)}" for one in compared)
     own = (
         []
-        if twin is None
-        else [f"ampcompare compare --reference {shlex.quote(arm)} --arm {twin} -- YOUR_SCRIPT ARGS"]
+        if equivalent_arm is None
+        else [f"ampcompare compare --reference {shlex.quote(arm)} --arm {equivalent_arm} -- YOUR_SCRIPT ARGS"]
     )
     return [f"ampcompare compare {words} --seeds 0-2", *own]
 
@@ -144,21 +144,22 @@ def read_autocast_lists_in_child() -> dict[str, Any] | None:
     return result_of_answer(answer, "") if answer.has_returned else None
 
 
-def casts_text(found: dict[str, Any], dtype: str, *, width: int) -> str:
+def casts_text(autocast_lists: dict[str, Any], dtype: str, *, width: int) -> str:
     """Return what autocast in a 16-bit type casts on a GPU, in lines.
 
     Args:
-        found: as `read_autocast_lists_in_child` returns it.
+        autocast_lists: as `read_autocast_lists_in_child` returns it.
         dtype: the 16-bit type, such as "fp16".
         width: of a line, in characters.
     """
     lines = [
-        f"What torch {found['torch']} casts on CUDA under autocast, as its dispatcher says; the rest is not cast"
+        f"What torch {autocast_lists['torch']} casts on CUDA under autocast, as its dispatcher says; "
+        "the rest is not cast"
     ]
-    for how, names in found["casts"].items():
+    for how, names in autocast_lists["casts"].items():
         head = f"{how.replace('the 16-bit type', dtype)}: "
         lines += textwrap.wrap(head + ", ".join(names), width, initial_indent="  ", subsequent_indent="    ")
-    changes = "; ".join(found["changes"]) or "nothing"
+    changes = "; ".join(autocast_lists["changes"]) or "nothing"
     lines += textwrap.wrap(
         f"changed since torch 2.6: {changes}", width, initial_indent="  ", subsequent_indent="    "
     )

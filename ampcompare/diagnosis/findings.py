@@ -153,10 +153,10 @@ def share_lost_to_zero(event: OperationResult) -> float:
     return lost / elements if elements else 0.0
 
 
-def _place_name_for_reader_of(event: OperationResult, other: OperationResult) -> str:
+def _place_name_for_reader_of(event: OperationResult, known_event: OperationResult) -> str:
     """Return the name of a place for a reader who knows another one."""
     place = operation_place_of(event.key)
-    if _module_and_line_key(event) == _module_and_line_key(other):
+    if _module_and_line_key(event) == _module_and_line_key(known_event):
         return place.operation
     return f"{place.name} ({place.where})" if place.where else place.name
 
@@ -466,11 +466,11 @@ def _nonfinite_loss_fault(facts: StepFacts, loss_index: int) -> Fault:
 
 
 def _gradient_overflow_fault(
-    facts: StepFacts, broken: Sequence[int], *, always: bool = False, fallen_from: float | None = None
+    facts: StepFacts, broken: Sequence[int], *, in_every_step: bool = False, fallen_from: float | None = None
 ) -> Fault:
     """Return the fault of gradients that are not finite.
 
-    `always`: they were not in any step. `fallen_from`: a scale from which the loss scale has fallen to this step's.
+    `in_every_step`: finite in none. `fallen_from`: a scale from which the loss scale has fallen to this step's.
     """
     events = facts.step.events
     origin = min(_indices_of_nonfinite_origins(events, broken))
@@ -479,7 +479,7 @@ def _gradient_overflow_fault(
     when = f"at loss scale {facts.scale:g}"
     if fallen_from is not None:
         when += f", which has fallen from {fallen_from:g}"
-    if always:
+    if in_every_step:
         when = f"in every step, down to loss scale {facts.scale:g}"
     elif _is_before_loss_scaling(facts, origin):
         when = "whatever the loss scale"
@@ -513,7 +513,7 @@ def _no_step_applied_fault(observation: RunObservation) -> Fault | None:
             if event.key[3] == "gradient" and _is_nonfinite_result(event)
         ]
         if broken:
-            return _gradient_overflow_fault(facts, broken, always=True)
+            return _gradient_overflow_fault(facts, broken, in_every_step=True)
     return None
 
 
@@ -597,11 +597,11 @@ def _find_index_of_amplified_argument(events: Sequence[OperationResult], origin:
     )
 
 
-def _index_of_event_where_rounding_began(events: Sequence[OperationResult], rounded: int) -> int:
+def _index_of_event_where_rounding_began(events: Sequence[OperationResult], rounded_index: int) -> int:
     """Return which event made half of the error of a rounded result or more on an earlier line, as by a cast."""
-    at = first = rounded
+    at = first = rounded_index
     while True:
-        least = error_of_event(events[rounded]) / 2
+        least = error_of_event(events[rounded_index]) / 2
         before = [
             source for source in events[at].sources if source < at and error_of_event(events[source]) >= least
         ]
@@ -609,7 +609,7 @@ def _index_of_event_where_rounding_began(events: Sequence[OperationResult], roun
             return first
         at = before[0]
         if (
-            _module_and_line_key(events[at]) != _module_and_line_key(events[rounded])
+            _module_and_line_key(events[at]) != _module_and_line_key(events[rounded_index])
             and own_error_of_event(events[at]) >= least
         ):
             first = at

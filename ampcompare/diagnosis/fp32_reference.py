@@ -67,19 +67,19 @@ class Fp32Reference:
         )
 
     def repeat_operation_wide(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]
+        self, func: Callable[..., Any], args: Any, kwargs: Any, written_tensors: list[Tensor]
     ) -> Any:
         """Run an operation on wide tensors; what it writes to has one then. None if the wide type has no kernel."""
-        for tensor in written:
+        for tensor in written_tensors:
             if tensor.is_floating_point() and self.wide_tensor_of(tensor) is None:
                 self.keep_wide_tensor(tensor, tensor.detach().to(self.dtype, copy=True))
         return self._run_with_wide_arguments(func, args, kwargs, self._wide_tensor_or_widened_own)
 
     def run_on_arm_values(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]
+        self, func: Callable[..., Any], args: Any, kwargs: Any, written_tensors: list[Tensor]
     ) -> Any:
         """Run an operation on the arm's own values in the wide type; the values themselves are not written to."""
-        targets = {id(tensor) for tensor in written}
+        targets = {id(tensor) for tensor in written_tensors}
         return self._run_with_wide_arguments(
             func, args, kwargs, lambda tensor: tensor.detach().to(self.dtype, copy=id(tensor) in targets)
         )

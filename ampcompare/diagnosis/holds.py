@@ -556,13 +556,15 @@ def _relative_errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, T
 
 
 def tolerances_by_figure(
-    rounded: Iterable[Mapping[str, Tensor]], reference: Mapping[str, Tensor], half: torch.dtype | None
+    rounded_figures: Iterable[Mapping[str, Tensor]], reference: Mapping[str, Tensor], half: torch.dtype | None
 ) -> dict[str, float]:
     """Return the tolerance of each figure under "auto", from fp32 runs with `_RoundingNoise`, each of another seed.
 
     An error of half the size, or nine tenths in bf16, is never within it: there `diagnose` calls a gradient wrong.
     """
-    found: Sequence[dict[str, float]] = [_relative_errors_of(figures, reference) for figures in rounded]
+    found: Sequence[dict[str, float]] = [
+        _relative_errors_of(figures, reference) for figures in rounded_figures
+    ]
     most = HARM_IN_BF16 if half is torch.bfloat16 else HARM
     unit = _largest_rounding_error(half)
     return {name: min(most, FLOOR * unit + FACTOR * max(one[name] for one in found)) for name in reference}

@@ -24,34 +24,34 @@ MAX_STEP_ERROR = 0.1  # of a step's size, mean over the rest: of 35 trainings wi
 LONGER = 4  # times the prefix that is proposed where twins are still far apart
 
 
-def loss_distance(losses: Sequence[float], twin: Sequence[float]) -> float | None:
+def loss_distance(losses: Sequence[float], twin_losses: Sequence[float]) -> float | None:
     """Return how far the losses of two trainings are apart at the end of a prefix.
 
     Args:
         losses: of each step of one.
-        twin: of each step of the other, which began with weights changed by one part in 512.
+        twin_losses: of each step of the other, which began with weights changed by one part in 512.
 
     Returns:
         The root of the mean square of relative differences, over the last steps; infinite if a loss is not finite or is
         0, and None if there are too few steps.
     """
-    count = min(len(losses), len(twin))
+    count = min(len(losses), len(twin_losses))
     last = max(MIN_LOSSES, round(LAST * count))
     if count < last:
         return None
-    pairs = list(zip(losses[count - last : count], twin[count - last : count], strict=True))
+    pairs = list(zip(losses[count - last : count], twin_losses[count - last : count], strict=True))
     if not all(math.isfinite(a) and math.isfinite(b) and a for a, b in pairs):
         return math.inf
     return math.sqrt(sum((b / a - 1) ** 2 for a, b in pairs) / len(pairs))
 
 
-def expected_outlook_of(arm: Arm, prefix: WatchedFirstSteps, twin: float | None) -> ArmOutlook:
+def expected_outlook_of(arm: Arm, prefix: WatchedFirstSteps, twin_distance: float | None) -> ArmOutlook:
     """Return what is to be expected of an arm, from the first steps of the training in fp32.
 
     Args:
         arm: that is asked about.
         prefix: what the first steps showed.
-        twin: the distance of a twin of the prefix, by `loss_distance`; None if none was trained.
+        twin_distance: the distance of a twin of the prefix, by `loss_distance`; None if none was trained.
     """
     roles = _find_declared_or_seen_roles(arm, prefix)
     name = str(arm)
@@ -74,8 +74,8 @@ def expected_outlook_of(arm: Arm, prefix: WatchedFirstSteps, twin: float | None)
             why=overflow,
             cure="loss_scale=dynamic, or a smaller one",
         )
-    if twin is not None and twin > CHAOTIC and roles != Roles():
-        return ArmOutlook(arm=name, word="cannot know", why=_why_twin_too_far(prefix, twin))
+    if twin_distance is not None and twin_distance > CHAOTIC and roles != Roles():
+        return ArmOutlook(arm=name, word="cannot know", why=_why_twin_too_far(prefix, twin_distance))
     if roles.operand_type == "fp8" or any(form.format != "bf16" for form in roles.linear_formats.values()):
         why = "what the noise of products in 8 or 4 bits costs depends on how far the loss still falls"
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
@@ -93,10 +93,10 @@ def expected_outlook_of(arm: Arm, prefix: WatchedFirstSteps, twin: float | None)
     return found
 
 
-def _why_twin_too_far(prefix: WatchedFirstSteps, twin: float) -> str:
+def _why_twin_too_far(prefix: WatchedFirstSteps, twin_distance: float) -> str:
     """Return why a training whose twin is far away says nothing, and what may say more."""
     why = (
-        f"twins differ by {_percent_text(twin)} over these {prefix.steps} steps, as any arm "
+        f"twins differ by {_percent_text(twin_distance)} over these {prefix.steps} steps, as any arm "
         "may, whatever they do later"
     )
     longer = prefix.steps * LONGER

@@ -27,12 +27,12 @@ from ampcompare.results.records.diagnosis import Phase
 MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
 
 
-def error_norms_of(result: Tensor, exact: Tensor, own_result: Tensor | None) -> Any:
+def error_norms_of(result: Tensor, wide_result: Tensor, own_result: Tensor | None) -> Any:
     """Return norms of the difference, of the wide result and of the own difference, in the wide type; 0 without one.
 
     (3,) floats for tensors on the host; a float64 tensor on another device, unread.
     """
-    wide, values = exact.detach().reshape(-1), result.detach().reshape(-1)
+    wide, values = wide_result.detach().reshape(-1), result.detach().reshape(-1)
     alone = (
         None if own_result is None or own_result.numel() != len(values) else own_result.detach().reshape(-1)
     )
@@ -515,7 +515,7 @@ class OperationWatch(TorchDispatchMode):
 
 def share_of_wrong_choices(
     result: Tensor,
-    exact: Tensor,
+    wide_result: Tensor,
     ordered: Tensor | None = None,
     dim: int | None = None,
     *,
@@ -530,13 +530,13 @@ def share_of_wrong_choices(
         dim: along which they were ordered; None for all as one row.
         is_set: their order among each other does not count, as of the experts of a token.
     """
-    if result.shape != exact.shape:
+    if result.shape != wide_result.shape:
         return 0.0
-    wrong = result != exact
+    wrong = result != wide_result
     if result.dtype is torch.bool and wrong.dim() > 1:
         wrong = wrong.any(-1)
     elif ordered is not None:
-        chosen, best = (_gather_numbers_at_indices(ordered, places, dim) for places in (result, exact))
+        chosen, best = (_gather_numbers_at_indices(ordered, places, dim) for places in (result, wide_result))
         if is_set and dim is not None and chosen.dim():
             chosen, best = chosen.sort(dim).values, best.sort(dim).values
         wrong = chosen != best

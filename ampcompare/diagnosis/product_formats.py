@@ -187,11 +187,13 @@ def _train_to_gradient_with_rounded_product(
     loop: Loop,
     arm: Arm,
     conditions: LoopConditions,
-    rounded: tuple[str, str] | None,
+    layer_and_product: tuple[str, str] | None,
     weights: list[Tensor] | None,
 ) -> _RoundedProductGradientPrecision:
     with arm_precision_isolated(arm, conditions) as precision:
-        measured = _RoundedProductGradientPrecision(cast(Gemm, precision), conditions.steps, rounded, weights)
+        measured = _RoundedProductGradientPrecision(
+            cast(Gemm, precision), conditions.steps, layer_and_product, weights
+        )
         with suppress(StepsDone):
             loop(measured)
     if not len(measured.gradient):
@@ -221,14 +223,14 @@ def _fault_of_outstanding_layer(errors: Sequence[FormatError], step: int) -> lis
 
 
 def _train_and_add_proof(
-    found: Diagnosis, loop: Loop, arm: Arm, conditions: LoopConditions, kept: Sequence[str]
+    diagnosis: Diagnosis, loop: Loop, arm: Arm, conditions: LoopConditions, kept_layers: Sequence[str]
 ) -> Diagnosis:
     """Return a diagnosis with what training with the layer in bf16 showed, next to the arm, bf16 and its twin."""
-    name = found.faults[0].place.module
+    name = diagnosis.faults[0].place.module
     own = str(arm.options.get("keep", LAST))
     patterns = [] if own == "none" else own.split("|")
     if own == LAST:
-        patterns = list(kept)
+        patterns = list(kept_layers)
     cured = arm.with_options(keep="|".join(dict.fromkeys([*patterns, name])))
     plain = Arm.make(arm.backend, format="bf16", over=arm.options.get("over"), keep="none")
     base = _train_and_average_last_losses(loop, plain, conditions)
@@ -240,7 +242,7 @@ def _train_and_add_proof(
     elif not rest <= (1 - CURED) * gap:
         left = f"the loss is {rest:+.3g} from that of bf16, and was {gap:+.3g}"
     trial = CandidateTrial(name=f"keep={cured.options['keep']}", cures=not left, left=left)
-    notes = [*found.notes]
+    notes = [*diagnosis.notes]
     cure = None
     if not left:
         notes.append(
@@ -248,7 +250,7 @@ def _train_and_add_proof(
             f"{floor:.3g} a twin"
         )
         cure = Cure(keeps=[name], arm=str(cured), code=f"# as an arm: {cured}")
-    return found.model_copy(update={"trials": [trial], "cure": cure, "notes": notes})
+    return diagnosis.model_copy(update={"trials": [trial], "cure": cure, "notes": notes})
 
 
 def _train_and_average_last_losses(

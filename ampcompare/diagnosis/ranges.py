@@ -29,10 +29,10 @@ CHUNK = (
 )  # elements that are counted at once on the host: more leave its caches, and take fresh memory each time
 
 
-def range_counts_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
+def range_counts_of(tensor: Tensor, wide_tensor: Tensor | None = None) -> Tensor | np.ndarray:
     """Return the counts of a floating tensor, on its device; float64 is read as fp32.
 
-    What is zero here and not in `exact` counts as lost.
+    What is zero here and not in `wide_tensor` counts as lost.
 
     Returns:
         (WIDTH,) int64: elements by biased exponent, zeros, lost, and the bits of the smallest magnitude that is not
@@ -44,7 +44,7 @@ def range_counts_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.
         row[SMALLEST] = NOTHING
         return row if on_host else torch.from_numpy(row).to(tensor.device)
     values = tensor.detach().reshape(-1)
-    wide = None if exact is None else exact.detach().reshape(-1)
+    wide = None if wide_tensor is None else wide_tensor.detach().reshape(-1)
     if not on_host:
         return _range_counts_on_device(values, wide)
     if len(values) <= CHUNK:
@@ -59,7 +59,7 @@ def range_counts_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.
     return total
 
 
-def _range_counts_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:
+def _range_counts_on_host(values: Tensor, wide_tensor: Tensor | None) -> np.ndarray:
     """Return a row by NumPy, which counts several times as fast on the host as torch.
 
     16-bit values are counted by their own bits, of which there are half as many.
@@ -75,8 +75,8 @@ def _range_counts_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:
         row[ZEROS] = len(sizes) - np.count_nonzero(sizes)
         # zero becomes the largest number
         least = int((sizes - sizes.dtype.type(1)).view(f"u{sizes.itemsize}").min()) + 1
-        if exact is not None:
-            row[LOST] = np.count_nonzero((sizes == 0) & (exact.numpy() != 0))
+        if wide_tensor is not None:
+            row[LOST] = np.count_nonzero((sizes == 0) & (wide_tensor.numpy() != 0))
     if mantissa_bits == FP16_MANTISSA:
         _set_exponents_of_fp16(row, counts, sizes)
     else:
@@ -114,7 +114,7 @@ def _fp32_bits_of(bits: int, mantissa_bits: int) -> int:
     return bits << FP32_MANTISSA - mantissa_bits
 
 
-def _range_counts_on_device(values: Tensor, exact: Tensor | None) -> Tensor:
+def _range_counts_on_device(values: Tensor, wide_tensor: Tensor | None) -> Tensor:
     """Return a row without a read, which would wait for the device."""
     bits = values.float().view(torch.int32)
     sizes = aten.bitwise_and.Scalar(bits, MAGNITUDE)
@@ -122,8 +122,8 @@ def _range_counts_on_device(values: Tensor, exact: Tensor | None) -> Tensor:
     exponents = aten.bitwise_right_shift.Tensor_Scalar(sizes, 23).float()
     row[:BINS] = torch.histc(exponents, BINS, 0, BINS).long()  # bincount would wait
     row[ZEROS] = sizes.numel() - aten.count_nonzero(sizes)
-    if exact is not None:
-        row[LOST] = aten.count_nonzero(aten.logical_and(sizes == 0, exact != 0))
+    if wide_tensor is not None:
+        row[LOST] = aten.count_nonzero(aten.logical_and(sizes == 0, wide_tensor != 0))
     # Zero becomes the largest number, so that it is never the smallest.
     row[SMALLEST] = aten.bitwise_and.Scalar(sizes - 1, MAGNITUDE).min().long() + 1
     row[LARGEST] = torch.where(sizes >= INFINITY, 0, sizes).max().long()

@@ -114,13 +114,13 @@ def search_for_cure(
     arm: Arm,
     faults: Sequence[Fault],
     scale: float | None,
-    run: Callable[[Arm, Sequence[str]], TestedCandidate],
+    run_candidate: Callable[[Arm, Sequence[str]], TestedCandidate],
     modules: Sequence[str],
     *,
-    most: int = _MAX_TRIALS,
-    last: Collection[str] = (),
+    max_trials: int = _MAX_TRIALS,
+    last_lines: Collection[str] = (),
 ) -> _SearchResult:
-    """Test candidates until the faults are gone, in at most `most` runs.
+    """Test candidates until the faults are gone, in at most `max_trials` runs.
 
     A round tests each candidate that the present faults suggest, in addition to what is kept already. If none removes
     all faults, the first that moves them to another place is kept for the next round; if none does, the first few are
@@ -128,13 +128,13 @@ def search_for_cure(
 
     Args:
         scale: a loss scale under which no gradient overflows and most are kept; None if unknown.
-        run: trains for some steps under an arm, with lines in fp32.
+        run_candidate: trains for some steps under an arm, with lines in fp32.
         modules: names, in the order of their first call.
-        last: lines that are tested where nothing else removes the faults.
+        last_lines: lines that are tested where nothing else removes the faults.
     """
-    search = _CureSearch(arm, scale, run, modules, most)
-    found = search.search_from_faults(faults, left_out=last)
-    if found is None and last:
+    search = _CureSearch(arm, scale, run_candidate, modules, max_trials)
+    found = search.search_from_faults(faults, left_out=last_lines)
+    if found is None and last_lines:
         found = search.search_from_faults(faults, left_out=())
     if found is not None:
         return _SearchResult(found, search.trials, search.functions_in_fp32(found))
@@ -265,10 +265,10 @@ def _is_same_fault(fault: Fault, other: Fault) -> bool:
 
 
 def _candidates_of_several_at_once(
-    candidates: Iterable[CureCandidate], kept: CureCandidate
+    candidates: Iterable[CureCandidate], kept_candidate: CureCandidate
 ) -> Iterator[CureCandidate]:
     """Yield the first two, three and four candidates in fp32 at once, for a fault that none of them alone changes."""
-    change, count = kept, 0
+    change, count = kept_candidate, 0
     for candidate in candidates:
         if candidate.options or change | candidate == change:
             continue
@@ -279,9 +279,9 @@ def _candidates_of_several_at_once(
             return
 
 
-def _has_first_fault_moved_or_shrunk(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
+def _has_first_fault_moved_or_shrunk(faults_before: Sequence[Fault], faults_after: Sequence[Fault]) -> bool:
     """Return whether the first fault begins at another place or is much smaller."""
-    first, now = before[0], after[0]
+    first, now = faults_before[0], faults_after[0]
     moved = (first.kind, first.place.module, first.place.where) != (
         now.kind,
         now.place.module,
@@ -314,12 +314,12 @@ def _candidates_likeliest_first(
         parent = parent.rpartition(".")[0]
 
 
-def _find_scale_to_try(found: Headroom | None) -> float | None:
+def _find_scale_to_try(headroom: Headroom | None) -> float | None:
     """Return a loss scale with room below the largest, if it differs much from the arm's own."""
-    if found is None or found.largest_scale is None:
+    if headroom is None or headroom.largest_scale is None:
         return None
-    scale = min(MAX_SCALE, found.largest_scale / ROOM)
-    return scale if scale >= 1 and not found.own_scale / ROOM < scale < found.own_scale * ROOM else None
+    scale = min(MAX_SCALE, headroom.largest_scale / ROOM)
+    return scale if scale >= 1 and not headroom.own_scale / ROOM < scale < headroom.own_scale * ROOM else None
 
 
 def _has_arm_options_of(arm: Arm, candidate: CureCandidate) -> bool:
@@ -480,54 +480,54 @@ def _registration_code_lines(functions: Iterable[str]) -> list[str]:
 
 
 def diagnosis_with_tested_cure(
-    found: Diagnosis,
+    diagnosis: Diagnosis,
     arm: Arm,
-    run: Callable[[Arm, Sequence[str]], TestedCandidate],
+    run_candidate: Callable[[Arm, Sequence[str]], TestedCandidate],
     *,
     device_type: str = "cpu",
     folder: str = "",
-    most: int = _MAX_TRIALS,
+    max_trials: int = _MAX_TRIALS,
 ) -> Diagnosis:
     """Return a diagnosis with the smallest change that removes its faults; as it is, if it has none.
 
     Args:
-        found: the diagnosis.
+        diagnosis: the diagnosis.
         arm: under which the faults are.
-        run: trains for some steps under an arm, with the named lines in fp32, and says what it showed.
+        run_candidate: trains for some steps under an arm, with the named lines in fp32, and says what it showed.
         device_type: as in `CodeSite`, for the lines of code of the cure.
         folder: likewise.
-        most: how many trainings may be tried.
+        max_trials: how many trainings may be tried.
     """
-    if not found.faults:
-        return found
+    if not diagnosis.faults:
+        return diagnosis
     # Such a line is the script's call of the model, whose words change nothing there.
-    inputs_cast = {one.place.where for one in found.places if is_cast_of_inputs(arm, one.place, folder)}
+    inputs_cast = {one.place.where for one in diagnosis.places if is_cast_of_inputs(arm, one.place, folder)}
     result = search_for_cure(
         arm,
-        found.faults,
-        _find_scale_to_try(found.headroom),
-        run,
-        found.modules,
-        most=most,
-        last=inputs_cast,
+        diagnosis.faults,
+        _find_scale_to_try(diagnosis.headroom),
+        run_candidate,
+        diagnosis.modules,
+        max_trials=max_trials,
+        last_lines=inputs_cast,
     )
     cure = None
     if result.change is not None:
         site = CodeSite(device_type, inputs_cast, folder)
         cure = cure_from_candidate(arm, result.change, result.functions, site)
-    notes = [*found.notes, *([result.nearest] if result.nearest else [])]
-    found = found.model_copy(update={"trials": result.trials, "cure": cure, "notes": notes})
-    return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
+    notes = [*diagnosis.notes, *([result.nearest] if result.nearest else [])]
+    diagnosis = diagnosis.model_copy(update={"trials": result.trials, "cure": cure, "notes": notes})
+    return diagnosis.model_copy(update={"verdict": diagnosis_sentence(arm, diagnosis)})
 
 
-def diagnosis_sentence(arm: Arm, found: Diagnosis) -> str:
+def diagnosis_sentence(arm: Arm, diagnosis: Diagnosis) -> str:
     """Return the result in one sentence that begins with the arm.
 
     Args:
         arm: that was diagnosed.
-        found: by `diagnose`, on the same arm.
+        diagnosis: by `diagnose`, on the same arm.
     """
-    return f"{arm}: {fault_and_cure_sentence(found)}"
+    return f"{arm}: {fault_and_cure_sentence(diagnosis)}"
 
 
 def fault_and_cure_sentence(found: Diagnosis) -> str:

@@ -55,12 +55,12 @@ class OptimizerStateRule:
 
 
 def find_state_rule(
-    before: Tensor, gradient: Tensor, after: Tensor, group: Mapping[str, Any]
+    state_before: Tensor, gradient: Tensor, state_after: Tensor, group: Mapping[str, Any]
 ) -> OptimizerStateRule | None:
     """Return the rule that has moved a state by a gradient; None for one that is not known.
 
     Args:
-        before: fp32 (elements,), the state before the step; `gradient` and `after` alike.
+        state_before: fp32 (elements,), the state before the step; `gradient` and `state_after` alike.
         group: of the optimizer, among whose numbers the decay is.
     """
     eps = group.get("eps")
@@ -71,7 +71,7 @@ def find_state_rule(
     moved = []
     for rule in rules:
         tolerance = added if rule.kind == "maximum" else 0.0
-        if torch.allclose(rule.state_after_step(before, gradient), after, RELATIVE, tolerance):
+        if torch.allclose(rule.state_after_step(state_before, gradient), state_after, RELATIVE, tolerance):
             moved.append(rule)
     return moved[0] if len(moved) == 1 else None
 

@@ -306,10 +306,10 @@ def _vanishing_eps_by_weight(optimizer: Optimizer) -> dict[int, float]:
 
 
 def _due_lost_and_nonfinite_counts(
-    param: Tensor, before: Tensor, moved: Tensor
+    param: Tensor, weights_before: Tensor, moved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return how many elements should have moved, how many of them stayed, and how many are not finite."""
-    lost = torch.count_nonzero((param == before).logical_and_(moved))
+    lost = torch.count_nonzero((param == weights_before).logical_and_(moved))
     return torch.count_nonzero(moved), lost, _num_nonfinite(param)
 
 

@@ -131,7 +131,7 @@ def diagnose_script(
             # whose calls of CUDA run on the CPU
             device_type=DEVICE_OF_SCRIPT if options.config.device == "cpu" else device_type,
             folder="" if script is None or script.is_module else os.path.dirname(script.name),
-            most=MAX_RUNS,
+            max_trials=MAX_RUNS,
         )
     if not found.trials:
         return found

@@ -32,20 +32,20 @@ class _RemainingCellsAndCost:
 
 
 def estimate_remaining_cost(
-    plan: Plan, folder: Path, found: Preflight | None = None
+    plan: Plan, folder: Path, preflight: Preflight | None = None
 ) -> _RemainingCellsAndCost:
     """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe.
 
     Args:
         plan: its cells.
         folder: the run directory, which need not exist; cells with a usable record there cost nothing.
-        found: the steps that were tried before the first cell, for arms without a record; None without those.
+        preflight: the steps that were tried before the first cell, for arms without a record; None without those.
     """
     run = RunDirectory(folder)
     left: list[tuple[str, RunConfig]] = []
     for label, cell in zip(plan.labels, plan.cells, strict=True):
         is_done = folder.is_dir() and run.find_reusable_record_and_reason(cell).record is not None
-        is_refused = found is not None and found.is_refused(label)
+        is_refused = preflight is not None and preflight.is_refused(label)
         if not is_done and not is_refused:
             left.append((label, cell))
     records = _records_with_result(run)
@@ -61,7 +61,7 @@ def estimate_remaining_cost(
     rest: float | None = 0.0
     if unknown:
         untrained = [label for label, _ in left if label in unknown]
-        rest = None if found is None else found.estimate_seconds(untrained)
+        rest = None if preflight is None else preflight.estimate_seconds(untrained)
     if rest is not None:
         rest += sum(_mean_seconds_of_records(alike[label]) for label, _ in left if label not in unknown)
     return _RemainingCellsAndCost(len(left), rest, peak, unknown)

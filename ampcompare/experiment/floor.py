@@ -139,15 +139,15 @@ def _losses_and_norms_of_steps(rows: ScriptRows) -> Rows:
     return [{"loss": step.loss, "grad_norm": step.grad_norm} for step in rows.steps]
 
 
-def _write_weights_moved_one_ulp(stored: Path, moved: Path) -> None:
+def _write_weights_moved_one_ulp(stored_file: Path, moved_file: Path) -> None:
     """Move each first weight by one unit in the last place, up or down at random."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    weights = torch.load(stored, map_location="cpu", weights_only=True)
+    weights = torch.load(stored_file, map_location="cpu", weights_only=True)
     for weight in weights:
         if weight.is_floating_point():
             signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
             toward = torch.full_like(weight, torch.inf) * signs
             weight.copy_(torch.nextafter(weight, toward.to(weight.dtype)))
-    torch.save(weights, moved)
+    torch.save(weights, moved_file)

@@ -101,12 +101,12 @@ def _completeness_and_text_of_trace(trace: ResumeTrace, unbroken: ResumeTrace) -
     return True, f"resumes behind step {at[0]}"
 
 
-def _are_equal_on_common_keys(due: Any, given: Any) -> bool:
+def _are_equal_on_common_keys(due: Any, resumed: Any) -> bool:
     """Return whether values are equal; of tensors by name those that both have, as a model may be called later."""
-    if not isinstance(due, dict) or not isinstance(given, dict):
-        return bool(due == given)
-    both = due.keys() & given.keys()
-    return bool(due == given or (both and all(due[name] == given[name] for name in both)))
+    if not isinstance(due, dict) or not isinstance(resumed, dict):
+        return bool(due == resumed)
+    both = due.keys() & resumed.keys()
+    return bool(due == resumed or (both and all(due[name] == resumed[name] for name in both)))
 
 
 def _no_loss_by_kills_text(count: int, bare: int) -> str:

@@ -180,7 +180,7 @@ def _config_of_cell(base: RunConfig, row: MatrixRow, seed: int) -> RunConfig:
 
 
 def balanced_arm_orders(
-    arms: Sequence[str], recorded: Sequence[Sequence[str]], count: int, seed: int
+    arms: Sequence[str], recorded_orders: Sequence[Sequence[str]], count: int, seed: int
 ) -> list[list[str]]:
     """Return the rows of further blocks, after those that are recorded.
 
@@ -189,11 +189,11 @@ def balanced_arm_orders(
     needs a multiple of the arms as blocks, and most comparisons have fewer.
 
     Args:
-        recorded: rows of the same arms that ran, or are planned, before.
-        seed: of the random choice; with the same `recorded` it gives the same rows.
+        recorded_orders: rows of the same arms that ran, or are planned, before.
+        seed: of the random choice; with the same `recorded_orders` it gives the same rows.
     """
-    generator = random.Random(f"{seed} after {len(recorded)} blocks")
-    rows = [list(row) for row in recorded]
+    generator = random.Random(f"{seed} after {len(recorded_orders)} blocks")
+    rows = [list(row) for row in recorded_orders]
     for left in range(count, 0, -1):
         sums = sums_of_arm_positions(arms, rows)
         if max(sums.values()) == min(sums.values()):
@@ -206,7 +206,7 @@ def balanced_arm_orders(
             row = generator.sample(arms, len(arms))
             row.sort(key=lambda arm: -sums[arm])
         rows.append(row)
-    return rows[len(recorded) :]
+    return rows[len(recorded_orders) :]
 
 
 def device_by_arm_per_seed(
@@ -256,5 +256,7 @@ def _count_positions_and_predecessors(rows: Sequence[Sequence[str]]) -> Counter[
     return Counter([*places, *neighbors])
 
 
-def _count_repetitions(before: Mapping[tuple[str, int | str], int], rows: Sequence[Sequence[str]]) -> int:
-    return sum(before[what] * count for what, count in _count_positions_and_predecessors(rows).items())
+def _count_repetitions(
+    counts_before: Mapping[tuple[str, int | str], int], rows: Sequence[Sequence[str]]
+) -> int:
+    return sum(counts_before[what] * count for what, count in _count_positions_and_predecessors(rows).items())

@@ -51,10 +51,10 @@ REFUSED = ConfigError.exit_code
 
 
 def preflight(
-    plan: Plan, launcher: Launcher, done: Sequence[RunRecord | None], folder: Path | None = None
+    plan: Plan, launcher: Launcher, finished_records: Sequence[RunRecord | None], folder: Path | None = None
 ) -> Preflight:
     """Train a few steps of each row of a plan that has no record yet."""
-    known = {label for label, record in zip(plan.labels, done, strict=True) if record is not None}
+    known = {label for label, record in zip(plan.labels, finished_records, strict=True) if record is not None}
     rows = {
         label: cell
         for label, cell in zip(plan.labels, plan.cells, strict=True)
@@ -63,7 +63,7 @@ def preflight(
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
     order = sorted(plan.arms, key=lambda label: label != plan.reference)
     new = {label: rows[label] for label in order if label in rows and label not in known}
-    return run_trials_of_rows(new, launcher, seeds, folder, cells=done.count(None))
+    return run_trials_of_rows(new, launcher, seeds, folder, cells=finished_records.count(None))
 
 
 def run_trials_of_rows(
@@ -212,40 +212,44 @@ def _patterns_kept_by(arm: str) -> set[str]:
     return {*filter(None, Arm.parse(arm).keep_fp32.split("|"))}
 
 
-def require_trainable_arm_and_metrics(found: Preflight) -> None:
+def require_trainable_arm_and_metrics(preflight_result: Preflight) -> None:
     """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
 
     Raises:
         ConfigError: what a metric has matched cannot be used.
         AmpCompareError: no arm made a step; the error is that of the arms.
     """
-    for fault in found.faults.values():
+    for fault in preflight_result.faults.values():
         raise ConfigError(f"{fault} {SKIPPED}")
-    if found.arms and all(trial.error for trial in found.arms.values()):
-        raise error_of_failed_arms(found, found.failures)
+    if preflight_result.arms and all(trial.error for trial in preflight_result.arms.values()):
+        raise error_of_failed_arms(preflight_result, preflight_result.failures)
 
 
-def require_different_runs_by_seed(found: Preflight, seeds: Sequence[int]) -> None:
+def require_different_runs_by_seed(preflight_result: Preflight, seeds: Sequence[int]) -> None:
     """Check that seeds which were asked for would be runs of their own.
 
     Args:
-        found: what a few steps of each arm showed.
+        preflight_result: what a few steps of each arm showed.
         seeds: all that were asked for.
 
     Raises:
         ConfigError: the script trains the same under two seeds.
     """
-    if found.copies and len(seeds) > 1:
-        raise ConfigError(f"{found.identical_seeds_sentence}; or run one seed, --seeds {seeds[0]} {SKIPPED}")
+    if preflight_result.copies and len(seeds) > 1:
+        raise ConfigError(
+            f"{preflight_result.identical_seeds_sentence}; or run one seed, --seeds {seeds[0]} {SKIPPED}"
+        )
 
 
-def error_of_failed_arms(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
+def error_of_failed_arms(
+    preflight_result: Preflight, arms_by_error: Mapping[str, Sequence[str]]
+) -> AmpCompareError:
     """Return an error with the reasons of arms that cannot train, and the exit code of the gravest."""
-    code = max(found.arms[arm].exit_code for arms in failed.values() for arm in arms)
-    reasons = [f"{', '.join(arms)}: {error}" for error, arms in failed.items()]
+    code = max(preflight_result.arms[arm].exit_code for arms in arms_by_error.values() for arm in arms)
+    reasons = [f"{', '.join(arms)}: {error}" for error, arms in arms_by_error.items()]
     reason = (
-        next(iter(failed))
-        if len(reasons) == 1 and len(found.arms) == len(*failed.values())
+        next(iter(arms_by_error))
+        if len(reasons) == 1 and len(preflight_result.arms) == len(*arms_by_error.values())
         else "; ".join(reasons)
     )
     return ERRORS.get(code, LaunchError)(f"{reason} {SKIPPED}")

@@ -113,14 +113,14 @@ def _measure_profile_and_trace(
         return found, json.loads(path.read_text(encoding="utf-8"))
 
 
-def steps_needed_for_profile(steps: int, profiled: int) -> int:
+def steps_needed_for_profile(steps: int, profiled_steps: int) -> int:
     """Return how many steps a script has to make for a profile.
 
     Args:
         steps: that are timed.
-        profiled: that are profiled, behind those.
+        profiled_steps: that are profiled, behind those.
     """
-    return steps + profiled + 8
+    return steps + profiled_steps + 8
 
 
 def profile_and_trace_of_script(

@@ -53,7 +53,7 @@ def replay_variants_of_changes(
     changes: Sequence[str],
     stacks: Mapping[str, StackConfig],
     script: Sequence[str] | None,
-    own: Sequence[str],
+    capsule_script: Sequence[str],
 ) -> list[ReplayVariant]:
     """Return what to repeat a step with: each change alone, and in each stack.
 
@@ -61,7 +61,7 @@ def replay_variants_of_changes(
         changes: texts such as `onednn=off`.
         stacks: other environments, by their names; the step is repeated in each.
         script: another script with its arguments.
-        own: that of the capsule.
+        capsule_script: that of the capsule.
 
     Raises:
         ConfigError: there is no such change, or nothing is changed.
@@ -76,7 +76,7 @@ def replay_variants_of_changes(
         value = _canonical_arm_text(value) if name == "arm" else value
         sides.append(ReplayVariant(f"{name}={value}", {name: value}))
     sides += [ReplayVariant(f"stack {name}", stack=stack) for name, stack in stacks.items()]
-    if script is not None and list(script) != list(own):
+    if script is not None and list(script) != list(capsule_script):
         sides.append(ReplayVariant(f"script {shlex.join(script)}", script=script_config(list(script))))
     if not sides:
         raise ConfigError(
@@ -132,7 +132,7 @@ def replay(
     capsule: Path,
     facts: Mapping[str, Any],
     sides: Sequence[ReplayVariant],
-    own: ScriptConfig,
+    capsule_script: ScriptConfig,
     say: Callable[[str], Any] = lambda line: None,
 ) -> list[ReplayJudgment]:
     """Repeat the step of a capsule as it is and with each change, and return what differs.
@@ -141,7 +141,7 @@ def replay(
         capsule: the file, as `exec --capsule` has written it.
         facts: what it says of its process: "engine", "device" and "compat_torch".
         sides: the changes, each of which is made alone.
-        own: the script of the capsule, with its arguments.
+        capsule_script: the script of the capsule, with its arguments.
         say: called with a line for each change as soon as it is judged.
 
     Returns:
@@ -160,13 +160,13 @@ def replay(
             "yes" if facts["compat_torch"] else "",
         ]
         run = _StepRunner(stack.enter_context(ScriptForkServer()), folder, folder / capsule.name, settings)
-        base = run.repeat_step("base", ReplayVariant(""), own)
+        base = run.repeat_step("base", ReplayVariant(""), capsule_script)
         found = []
         for side in sides:
             changed = (
                 {"fault": "nothing to compare with"}
                 if base.get("fault")
-                else run.repeat_step("change", side, own)
+                else run.repeat_step("change", side, capsule_script)
             )
             found.append(judge_replay(side.name, base, changed))
             say(found[-1].sentence)
@@ -182,9 +182,9 @@ class _StepRunner:
         self._capsule = capsule
         self._settings = settings
 
-    def repeat_step(self, mode: str, side: ReplayVariant, own: ScriptConfig) -> dict[str, Any]:
+    def repeat_step(self, mode: str, side: ReplayVariant, capsule_script: ScriptConfig) -> dict[str, Any]:
         """Return what `one_step.py` has written, or why it wrote nothing."""
-        script = side.script or own
+        script = side.script or capsule_script
         rows = self._folder / "rows.json"
         rows.unlink(missing_ok=True)
         words = [

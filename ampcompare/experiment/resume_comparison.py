@@ -224,13 +224,13 @@ def _first_difference_of_each_role(
 
 
 def _answer_from_differences(
-    found: list[RoleDifference], unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace
+    differences: list[RoleDifference], unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace
 ) -> ResumptionAnswer:
     """Return what the differences come to: a generator that nothing draws from changes nothing."""
-    others = [one for one in found if one.role != "generators"]
+    others = [one for one in differences if one.role != "generators"]
     if not others:
         return ResumptionAnswer.EXACT
-    is_whole = not {one.role for one in found if one.step == break_step + 1} & set(RESTORED)
+    is_whole = not {one.role for one in differences if one.step == break_step + 1} & set(RESTORED)
     if not is_whole or others[0].role != "batches":  # generators aside, which draw them
         return ResumptionAnswer.DIFFERS
     return (
@@ -548,7 +548,9 @@ def _why_role_differs(
         begins = option in _group_options_changed_by_resume(
             first.value_of_role(role), unbroken.steps[0].value_of_role(role)
         )
-        return _why_state_differs("optimizer", begins, interrupted, resumed, option.optimizer, of="options")
+        return _why_state_differs(
+            "optimizer", begins, interrupted, resumed, option.optimizer, state_part="options"
+        )
     if role == "batches":
         return _why_batches_differ(index, break_step, unbroken, resumed)
     return _why_loss_differs(index, unbroken, break_step, resumed) if role == "loss" else ""
@@ -596,23 +598,25 @@ def _step_of_resumed_rates(unbroken: ResumeTrace, break_step: int, resumed: Resu
 
 
 def _why_schedule_resumes_elsewhere(
-    then: int, break_step: int, interrupted: ResumeTrace, resumed: ResumeTrace
+    schedule_step: int, break_step: int, interrupted: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return why the schedule resumes from another step than that of an index, at which the script was stopped."""
-    steps = f"{abs(then - break_step)} step{'s' * (abs(then - break_step) != 1)}"
+    steps = f"{abs(schedule_step - break_step)} step{'s' * (abs(schedule_step - break_step) != 1)}"
     restored = [row["line"] for row in resumed.restored if row["what"] == "scheduler"]
-    if then > break_step and restored:
+    if schedule_step > break_step and restored:
         return (
             f"the schedule is {steps} ahead: it is stepped again behind {restored[-1]}, which loads its state"
         )
-    place = f"the schedule is {steps} {'ahead' if then > break_step else 'behind'}"
+    place = f"the schedule is {steps} {'ahead' if schedule_step > break_step else 'behind'}"
     return _why_state_differs("scheduler", False, interrupted, resumed, place=place)
 
 
-def _name_of_average_taken_as_weights(due: TracedStep, given: TracedStep) -> str:
+def _name_of_average_taken_as_weights(due_step: TracedStep, resumed_step: TracedStep) -> str:
     """Return the name of the average whose values a model has as its weights; "" for none."""
-    averages = due.value_of_role("averages")
-    apart = [one for one in given.value_of_role("together") if one not in due.value_of_role("together")]
+    averages = due_step.value_of_role("averages")
+    apart = [
+        one for one in resumed_step.value_of_role("together") if one not in due_step.value_of_role("together")
+    ]
     return next((name for name in sorted(averages) if averages[name]["values"] in apart), "")
 
 
@@ -684,10 +688,12 @@ def _why_tensors_are_older(
 
 
 def _where_tensors_are_text(
-    role: str, apart: list[str], interrupted: ResumeTrace, resumed: ResumeTrace
+    role: str, differing_names: list[str], interrupted: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return whether tensors that are not restored are in the file; of statistics of a batch norm it is known."""
-    if role != "buffers" or not all(name.partition(" of model ")[0].endswith(STATISTICS) for name in apart):
+    if role != "buffers" or not all(
+        name.partition(" of model ")[0].endswith(STATISTICS) for name in differing_names
+    ):
         return (
             f"they are not in the file, or are not loaded{_line_of_last_row_in_brackets(interrupted.saves)}"
         )
@@ -720,7 +726,7 @@ def _are_moments_permuted(unbroken: dict[str, Any], resumed: dict[str, Any]) -> 
 
 
 def _why_moments_differ(
-    unbroken: dict[str, Any], resumed: dict[str, Any], interrupted: ResumeTrace, again: ResumeTrace
+    unbroken: dict[str, Any], resumed: dict[str, Any], interrupted: ResumeTrace, resumed_trace: ResumeTrace
 ) -> str:
     both = [name for name in unbroken if name in resumed]
     owners = {name: name.partition(" of optimizer ")[2] for name in both}
@@ -728,7 +734,7 @@ def _why_moments_differ(
              if all(unbroken[name] and not resumed[name] for name in both if owners[name] == owner)}  # fmt: skip
     if empty:
         number = int(min(empty) or 1) - 1
-        return _why_state_differs("optimizer", True, interrupted, again, number)
+        return _why_state_differs("optimizer", True, interrupted, resumed_trace, number)
     if _are_moments_permuted(unbroken, resumed):
         return "moments are those of other parameters: the optimizer is given its parameters in another order"
     pairs = [
@@ -738,7 +744,7 @@ def _why_moments_differ(
         if key in resumed[name]
     ]
     if half := _type_of_rounded_tensors(pairs):
-        return _why_moments_are_rounded(half, both, pairs, interrupted, again)
+        return _why_moments_are_rounded(half, both, pairs, interrupted, resumed_trace)
     apart = {key for _, key in _names_of_differing_moments(unbroken, resumed)}
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
@@ -748,7 +754,7 @@ def _why_moments_are_rounded(
     names: list[str],
     pairs: list[tuple[dict[str, str], dict[str, str]]],
     interrupted: ResumeTrace,
-    again: ResumeTrace,
+    resumed_trace: ResumeTrace,
 ) -> str:
     """Return where moments were rounded to a 16-bit type: at load, to the type of their weights, or else.
 
@@ -756,8 +762,8 @@ def _why_moments_are_rounded(
         names: of the weights.
         pairs: digests of a moment without a break and with one.
     """
-    weights = again.steps[0].value_of_role("weights")
-    loads = [row for row in again.restored if row["what"] == "optimizer"]
+    weights = resumed_trace.steps[0].value_of_role("weights")
+    loads = [row for row in resumed_trace.restored if row["what"] == "optimizer"]
     short = {NAME_BY_TORCH_NAME.get(weights.get(name, {}).get("dtype", "")) for name in names}
     types = {
         NAME_BY_TORCH_NAME.get(given.get("dtype", ""))
@@ -781,7 +787,7 @@ def _why_state_differs(
     *,
     only_missing: bool = False,
     place: str = "",
-    of: str = "",
+    state_part: str = "",
 ) -> str:
     """Return why the state of a scaler, a schedule or the optimizer of a number is not the saved one.
 
@@ -789,7 +795,7 @@ def _why_state_differs(
         number: of the scaler or the optimizer, among those that are left.
         only_missing: say nothing where it is saved and loaded.
         place: at which step it is, in words.
-        of: the part of its state that is not, a plural; all by default.
+        state_part: the part of its state that is not, a plural; all by default.
     """
     of_kind = [row for row in resumed.restored if row["what"] == what]
     left = resumed.steps[0].made.get(what, [])
@@ -799,8 +805,8 @@ def _why_state_differs(
         if number is not None and len(left) > 1 and what == "optimizer"
         else WORDS[what]
     )
-    if of:
-        begins = f"{of} of {name} {'are those that the script starts with' if starts_again else 'are others'}"
+    if state_part:
+        begins = f"{state_part} of {name} {'are those that the script starts with' if starts_again else 'are others'}"
     else:
         begins = place or f"{name} {'starts from scratch' if starts_again else 'has another state'}"
     if what not in {part for row in interrupted.saves for part in row["holds"]}:

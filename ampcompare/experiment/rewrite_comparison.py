@@ -50,7 +50,7 @@ MAX_KINDS = 6  # of operations that a line names
 
 
 def compare_runs(
-    original: ScriptRun, rewritten: ScriptRun, twin: ScriptRun | None = None, of: ScriptRun | None = None
+    original: ScriptRun, rewritten: ScriptRun, twin: ScriptRun | None = None, twin_of: ScriptRun | None = None
 ) -> tuple[str, list[str]]:
     """Return how the rewritten script trained against the original: the verdict, and what was compared, in words.
 
@@ -58,14 +58,14 @@ def compare_runs(
         original: a run of the unchanged script.
         rewritten: one of the rewritten script, of as many steps.
         twin: weights that are apart in it may be apart in the result.
-        of: the run whose twin it is; None for the original.
+        twin_of: the run whose twin it is; None for the original.
 
     Returns:
         `EQUAL`, `WITHIN` or `DIFFERENT`, the worst of what was compared, and a line for each comparison.
     """
     apart: dict[str, float] = {}
     if twin is not None:
-        base = (of or original).weights
+        base = (twin_of or original).weights
         apart = {
             key: _largest_relative_difference(base[key], twin.weights[key])
             for key in base.keys() & twin.weights.keys()
@@ -91,7 +91,7 @@ def compare_runs(
 
 
 def differences_beyond_twin(
-    original: ScriptRun, rewritten: ScriptRun, twin: ScriptRun, of: ScriptRun | None = None
+    original: ScriptRun, rewritten: ScriptRun, twin: ScriptRun, twin_of: ScriptRun | None = None
 ) -> list[str]:
     """Return where a rewrite differs by more than roundings make, as a twin shows them.
 
@@ -99,7 +99,7 @@ def differences_beyond_twin(
         original: a run of the unchanged script.
         rewritten: one of the rewritten script.
         twin: a run whose weights were moved by a unit in the last place of fp16 behind the first step.
-        of: the run whose twin it is: `rewritten`, or None for the original.
+        twin_of: the run whose twin it is: `rewritten`, or None for the original.
 
     Returns:
         A line for the losses and one for the gradients of each optimizer, each naming its first place; empty where
@@ -107,7 +107,7 @@ def differences_beyond_twin(
     """
     lines = []
     largest = 0.0
-    base = of or original
+    base = twin_of or original
     whose = "unchanged" if base is original else "rewritten"
     apart = _loss_differences(base, twin)
     for number, difference in enumerate(_loss_differences(original, rewritten), 1):
@@ -288,12 +288,12 @@ def _compare_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]
 
 
 def _compare_weights(
-    original: ScriptRun, rewritten: ScriptRun, apart: Mapping[str, float]
+    original: ScriptRun, rewritten: ScriptRun, twin_distances: Mapping[str, float]
 ) -> tuple[str, str]:
     """Return the verdict on weights, of every step where both were followed, else of the last one.
 
     Args:
-        apart: how far a twin is from its run.
+        twin_distances: how far a twin is from its run.
     """
     place = _first_differing_step_and_tensor(original, rewritten)
     if place is None and original.digests:
@@ -313,7 +313,7 @@ def _compare_weights(
         difference = _largest_relative_difference(first, second)
         if difference > ROUNDING and _distance_in_lengths_of_first(first, second) <= allowed[key]:
             by_length = f"; more in single weights such as those of {_weight_phrase(original, key)}"
-        elif difference > ROUNDING and difference <= OF_TWIN * apart.get(key, 0.0):
+        elif difference > ROUNDING and difference <= OF_TWIN * twin_distances.get(key, 0.0):
             by_length = f"; more in {_weight_phrase(original, key)}, which roundings take as far"
         else:
             verdict = verdict if difference <= ROUNDING else DIFFERENT

@@ -327,7 +327,7 @@ class RunDirectory:
             return _set_record_aside(path, CellFile.REJECTED, error)
 
     def find_cell_and_reusable_record(
-        self, config: RunConfig, others: Collection[str]
+        self, config: RunConfig, other_launchers: Collection[str]
     ) -> tuple[RunConfig, ReusableRecord]:
         """Return a cell and its record; that of another launcher where it has one alone.
 
@@ -335,10 +335,10 @@ class RunDirectory:
         a comparison.
         """
         found = self.find_reusable_record_and_reason(config)
-        for name in LAUNCHERS if others and found.record is None else ():
+        for name in LAUNCHERS if other_launchers and found.record is None else ():
             other = config.model_copy(update={"launcher": name})
             if (
-                other.digest() in others
+                other.digest() in other_launchers
                 and (reused := self.find_reusable_record_and_reason(other)).record is not None
             ):
                 return other, reused

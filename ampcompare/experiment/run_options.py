@@ -531,6 +531,6 @@ def _path_or_none(path: str | Path | None) -> Path | None:
     return Path(path) if path else None
 
 
-def _texts_as_tuple(given: Sequence[str] | str) -> tuple[str, ...]:
+def _texts_as_tuple(text_or_texts: Sequence[str] | str) -> tuple[str, ...]:
     """Return several texts, or one, as a tuple."""
-    return (given,) if isinstance(given, str) else tuple(given)
+    return (text_or_texts,) if isinstance(text_or_texts, str) else tuple(text_or_texts)

@@ -380,10 +380,10 @@ class CellRunner:
     jobs: int
     by_seed: bool = False
 
-    def run_or_report_each_cell(self, block: Sequence[int], missing: Sequence[int]) -> None:
+    def run_or_report_each_cell(self, block: Sequence[int], missing_indices: Sequence[int]) -> None:
         """Run those of a block of cells that are missing, and report the others, in the order of the block."""
-        waiting = set(missing)
-        with self.run_and_yield_finished_cells(missing) as finished:
+        waiting = set(missing_indices)
+        with self.run_and_yield_finished_cells(missing_indices) as finished:
             for index in block:
                 if index in waiting:
                     # of several that run at once, the first to end

@@ -78,15 +78,15 @@ class CellView:
             None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
         )
 
-    def known_number_texts(self, left: str = " left") -> list[str]:
-        """Return what is known of it, the most important first; `left` follows the time that it will still take."""
+    def known_number_texts(self, time_left_suffix: str = " left") -> list[str]:
+        """Return what is known of it, the most important first; the suffix follows the time that it will still take."""
         figures, progress = [], self.progress
         if progress is not None and progress.loss is not None:
             figures.append(f"loss {progress.loss:.4g}")
             if progress.loss_scale is not None:
                 figures.append(f"loss scale {progress.loss_scale:.10g}")
         if self.left is not None:
-            figures.append(f"about {format_rough_duration(self.left)}{left}")
+            figures.append(f"about {format_rough_duration(self.left)}{time_left_suffix}")
         if progress is not None and progress.step_seconds is not None:
             seconds = progress.step_seconds
             figures.append(f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step")
@@ -96,13 +96,13 @@ class CellView:
             figures.append(f"epoch {progress.epoch + 1}/{self.epochs}")
         return figures
 
-    def phase_steps_and_figures(self, left: str = " left") -> list[str]:
+    def phase_steps_and_figures(self, time_left_suffix: str = " left") -> list[str]:
         """Return its phase, its steps and its figures."""
         progress = self.progress
         steps = (
             [f"step {progress.steps} of {progress.total_steps}"] if progress and progress.total_steps else []
         )
-        return [self.phase, *steps, *self.known_number_texts(left)]
+        return [self.phase, *steps, *self.known_number_texts(time_left_suffix)]
 
 
 @dataclass(frozen=True)

@@ -142,24 +142,24 @@ def _name_of_run(rewrite: str | None, opt_level: str | None, stack: StackConfig 
     return f"{what}{level}{f' in the stack {stack.name}' if stack is not None else ''}"
 
 
-def _refuse_failed_run(code: int | None, text: str, which: str, folder: Path) -> None:
+def _refuse_failed_run(code: int | None, text: str, run_name: str, folder: Path) -> None:
     """Raise a LaunchError for a run that failed.
 
     Args:
         code: its exit code; None for a run that was ended after `TIME_LIMIT`.
         text: what it wrote to stderr.
-        which: the words for it.
+        run_name: the words for it.
         folder: where it writes its own error.
     """
     if code is None:
         raise LaunchError(
-            f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps"
+            f"{run_name} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps"
         )
     if code:
         last = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
         why = read_run_error(folder) or (errors[-1] if errors else "")
-        raise LaunchError(f"{which} ended with exit code {code}: {why}")
+        raise LaunchError(f"{run_name} ended with exit code {code}: {why}")
 
 
 def run_command_with_time_limit(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:

@@ -113,21 +113,21 @@ def resumption_comparison_and_is_kill_safe(
 
 
 def _run_without_break(
-    runs: _ResumeRunner, asked: int, say: Callable[[str], None]
+    runs: _ResumeRunner, asked_step: int, say: Callable[[str], None]
 ) -> tuple[ResumeTrace, int]:
     """Run the script to its end; return its trace and the step to stop behind, in steps of the optimizer that ends one.
 
     Raises:
         ConfigError: the run leaves nothing to compare.
     """
-    step = asked
+    step = asked_step
     (whole,) = runs.run_until_not_stopped([_ResumeRun("whole")], say)
-    at = next((row for row in whole.saves if row["step"] >= asked), None)
+    at = next((row for row in whole.saves if row["step"] >= asked_step), None)
     if at is not None and at["behind"]:  # a script with two optimizers, say
         runs.ends_with, step = at["behind"], at["counts"][str(at["behind"])]
         counted_by_other = _ResumeRun("whole, its steps counted by another optimizer")
         (whole,) = runs.run_until_not_stopped([counted_by_other], say)
-        then = f": step {asked} of the first is in step {step}" if step != asked else ""
+        then = f": step {asked_step} of the first is in step {step}" if step != asked_step else ""
         say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
     say(f"without a break: {_step_count_text(whole)}, {_saved_files_text(whole)}")
     _refuse_incomparable_run(whole, step)
@@ -177,33 +177,33 @@ class _ResumeRunner:
         self.ends_with = 0  # the optimizer whose step ends a step
 
     def run_until_not_stopped(
-        self, given: Sequence[_ResumeRun], say: Callable[[str], None] = lambda line: None
+        self, runs: Sequence[_ResumeRun], say: Callable[[str], None] = lambda line: None
     ) -> list[ResumeTrace]:
         """Run the script as often as it is asked, in one sandbox, until a run is not stopped; return the traces."""
-        requests, code, text = self._run_in_one_sandbox(given, say)
+        requests, code, text = self._run_in_one_sandbox(runs, say)
         traces = [read_trace(path) for each in requests if (path := each.with_name(TRACE)).exists()]
         if code or not traces:
             # One that was stopped did not fail: the next has, before it has begun a trace.
             failed = len(traces) if not traces or traces[-1].stopped is not None else len(traces) - 1
             why = run_error_text(requests[failed].with_name(RECORD), text)
-            error = f"the script ({given[failed].name}) ended with exit code {code}: {why}"
+            error = f"the script ({runs[failed].name}) ended with exit code {code}: {why}"
             if failed and failed < len(traces):
                 traces[failed].note_error(error)  # its steps may tell why
-            if not failed or len(traces) < len(given) or not traces[failed].steps:
+            if not failed or len(traces) < len(runs) or not traces[failed].steps:
                 raise LaunchError(error)
         return traces
 
     def run_until_stop_and_again(
-        self, until: _ResumeRun, again: _ResumeRun
+        self, run_to_stop: _ResumeRun, run_again: _ResumeRun
     ) -> tuple[ResumeTrace, ResumeTrace]:
         """Run the script until it is stopped, and again, in one sandbox; return both traces.
 
         Raises:
             ConfigError: it saved no file at which it could be stopped.
         """
-        broken, *others = self.run_until_not_stopped([until, again])
+        broken, *others = self.run_until_not_stopped([run_to_stop, run_again])
         if broken.stopped is None:
-            raise ConfigError(_why_not_stopped(broken, until.options["stop_at"]))
+            raise ConfigError(_why_not_stopped(broken, run_to_stop.options["stop_at"]))
         (resumed,) = others
         return broken, resumed
 
@@ -348,34 +348,38 @@ def _shown_path(path: str) -> str:
 
 
 def resumption_lines(
-    found: ResumptionComparison, twin: float | None, rewrite: str | None = None
+    comparison: ResumptionComparison, twin_distance: float | None, rewrite: str | None = None
 ) -> list[str]:
     """Return a comparison in words: a table of what differs, and the answer."""
-    rows = [[one.role, one.step, one.what, one.cause or "-"] for one in found.differences]
+    rows = [[one.role, one.step, one.what, one.cause or "-"] for one in comparison.differences]
     lines = tabulate(rows, ["what", "first in step", "where", "cause"]).splitlines() if rows else []
-    floor = [] if found.parted is None else [f"the last losses are {found.parted:.2g} apart"]
-    if floor and twin is not None:
-        floor = [f"{floor[0]}, those of a twin, whose first weights differ by one part in 512, {twin:.2g}"]
-    if found.answer is not ResumptionAnswer.EXACT:
-        lines += [] if found.answer is ResumptionAnswer.NOT_RESUMED else floor
-        if rewrite is not None and found.is_state_whole:
+    floor = [] if comparison.parted is None else [f"the last losses are {comparison.parted:.2g} apart"]
+    if floor and twin_distance is not None:
+        floor = [
+            f"{floor[0]}, those of a twin, whose first weights differ by one part in 512, {twin_distance:.2g}"
+        ]
+    if comparison.answer is not ResumptionAnswer.EXACT:
+        lines += [] if comparison.answer is ResumptionAnswer.NOT_RESUMED else floor
+        if rewrite is not None and comparison.is_state_whole:
             lines.append(
                 "all that a checkpoint has to restore is taken over: what differs is how the steps compute"
             )
-    return [*lines, f"resumes: {answer_and_cause_text(found)}"]
+    return [*lines, f"resumes: {answer_and_cause_text(comparison)}"]
 
 
-def answer_and_cause_text(found: ResumptionComparison) -> str:
+def answer_and_cause_text(comparison: ResumptionComparison) -> str:
     """Return the answer and its cause, without the table."""
-    left = found.steps - found.stopped
-    if found.answer is ResumptionAnswer.EXACT:
-        unused = " (generators differ, and nothing draws from them)" * bool(found.differences)
+    left = comparison.steps - comparison.stopped
+    if comparison.answer is ResumptionAnswer.EXACT:
+        unused = " (generators differ, and nothing draws from them)" * bool(comparison.differences)
         return f"exact in the {left} steps behind the break{unused}"
-    first = next((one for one in found.differences if one.role != "generators"), found.differences[0])
-    if found.answer is ResumptionAnswer.NOT_RESUMED:
+    first = next(
+        (one for one in comparison.differences if one.role != "generators"), comparison.differences[0]
+    )
+    if comparison.answer is ResumptionAnswer.NOT_RESUMED:
         return f"not resumed; the script starts from its beginning: {first.cause}"
     why = f": {first.cause}" * bool(first.cause)
-    if found.answer is ResumptionAnswer.DATA_ORDER:
+    if comparison.answer is ResumptionAnswer.DATA_ORDER:
         return f"same up to data order{why}"
     return f"differs from step {first.step} by {first.role}{why}"
 

@@ -181,7 +181,7 @@ def matrix_rows(
 
 
 def published_table_matched_to_rows(
-    sources: SettingsSources, measured: Sequence[MatrixRow]
+    sources: SettingsSources, measured_rows: Sequence[MatrixRow]
 ) -> Published | None:
     """Return the published table of the recipe, each line with the measured row that corresponds to it, if any."""
     full = sources.published
@@ -193,8 +193,8 @@ def published_table_matched_to_rows(
     rows_here = rows_with_stack_names_alone(sources.recipe_matrix or full.matrix)
     rows_there = rows_with_stack_names_alone(full.matrix)
     twins = {row.label: twin for row, twin in zip(rows_here, rows_there, strict=False)}
-    beside = [(row.label, twins.get(row.label, row)) for row in measured]
-    varied = {path for row in measured for path in row.varied}
+    beside = [(row.label, twins.get(row.label, row)) for row in measured_rows]
+    varied = {path for row in measured_rows for path in row.varied}
     as_published = resolve_settings([Layer("recipe", full.settings)]).config
     base = dict(iter_settings(config.model_dump())) if size is None else {}
     return Published(

@@ -203,10 +203,14 @@ class UNet(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
-def _make_stage(before: int, after: int) -> nn.Sequential:
+def _make_stage(channels_in: int, channels_out: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for channels in (before, after):
-        layers += [nn.Conv2d(channels, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    for channels in (channels_in, channels_out):
+        layers += [
+            nn.Conv2d(channels, channels_out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels_out),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers)
 
 

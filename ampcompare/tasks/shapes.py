@@ -44,16 +44,16 @@ def make_boxed_shape_images(options: SampleOptions) -> TensorData:
     return TensorData.of("shapes", *parts, seed=options.seed)
 
 
-def _box_of_shape(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+def _box_of_shape(visible_masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Return the box and the class of what is seen (count, size, size) of one shape; zeros where that is too little."""
-    there = seen.flatten(1).sum(1) >= MIN_PIXELS
+    there = visible_masks.flatten(1).sum(1) >= MIN_PIXELS
     ends = []
     for axis in (1, 2):  # columns, then rows
-        line = seen.any(axis).to(torch.uint8)
+        line = visible_masks.any(axis).to(torch.uint8)
         ends.append((line.argmax(1), line.shape[1] - line.flip(1).argmax(1)))
     (left, right), (top, bottom) = ends
     box = torch.stack([left, top, right, bottom], 1) * there[:, None]
-    return box.float(), (classes * seen).flatten(1).amax(1) * there
+    return box.float(), (classes * visible_masks).flatten(1).amax(1) * there
 
 
 def _draw_training_and_validation(

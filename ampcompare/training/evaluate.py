@@ -101,12 +101,12 @@ class _RankSums:
     samples: int = 0
     outcomes: list[Tensor] = field(default_factory=list)
 
-    def add_batch(self, measured: Mapping[str, Tensor]) -> None:
+    def add_batch(self, values_by_name: Mapping[str, Tensor]) -> None:
         """Add what was measured of a batch."""
-        for name, value in measured.items():
+        for name, value in values_by_name.items():
             part = value.sum(0, dtype=torch.float64)
             self.by_name[name] = self.by_name[name] + part if name in self.by_name else part
-        self.samples += len(next(iter(measured.values())))
+        self.samples += len(next(iter(values_by_name.values())))
 
     def keep_sample_values(self, values: Tensor, labels: Tensor | None) -> None:
         """Keep the value of each sample of a batch; a sample without a label gets 0."""
@@ -115,10 +115,11 @@ class _RankSums:
         labels = torch.zeros_like(values) if labels is None else labels.to(values.device).double()
         self.outcomes.append(torch.stack([values, labels]))
 
-    def reset_to_zeros_like(self, measured: Mapping[str, Tensor]) -> None:
+    def reset_to_zeros_like(self, values_by_name: Mapping[str, Tensor]) -> None:
         """Set all sums to 0, in the shapes of a batch that is not counted."""
         self.by_name = {
-            name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in measured.items()
+            name: value.new_zeros(value.shape[1:], dtype=torch.float64)
+            for name, value in values_by_name.items()
         }
 
 
@@ -151,16 +152,16 @@ def _sums_sample_count_and_values_over_ranks(
     return by_name, int(rest[0]), rest[1:]
 
 
-def _sample_results_if_equal_on_ranks(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
+def _sample_results_if_equal_on_ranks(values_by_index: np.ndarray, *, is_share: bool) -> SampleResults | None:
     """Return the results by sample of which numbers were made by index; None if ranks had other samples.
 
     Args:
-        kept: how many ranks had others, then all values and all labels; empty where samples are not kept.
+        values_by_index: how many ranks had others, then all values and all labels; empty where samples are not kept.
         is_share: the metric is the share of samples that are right.
     """
-    if not len(kept) or kept[0]:
+    if not len(values_by_index) or values_by_index[0]:
         return None
-    values, labels = kept[1:].reshape(2, -1)
+    values, labels = values_by_index[1:].reshape(2, -1)
     return pack_right_samples(values > 0, labels) if is_share else pack_sample_values(values, labels)
 
 

@@ -501,12 +501,12 @@ _Linear = Mapping[tuple[str, str], Sequence[LinearProduct]]
 """Products of linear layers by role and format."""
 
 
-def _formats_by_role(seen: _Linear) -> list[LinearFormat]:
+def _formats_by_role(products_by_role: _Linear) -> list[LinearFormat]:
     """Return the formats of each role, read from the device."""
-    flops = {key: sum(one.flops for one in products) for key, products in seen.items()}
+    flops = {key: sum(one.flops for one in products) for key, products in products_by_role.items()}
     found = []
     for (role, text), products in sorted(
-        seen.items(), key=lambda item: ("fdw".index(item[0][0][0]), item[0][1])
+        products_by_role.items(), key=lambda item: ("fdw".index(item[0][0][0]), item[0][1])
     ):
         total = sum(count for (other, _), count in flops.items() if other == role)
         entry: dict[str, Any] = {"role": role, "format": text, "share": flops[role, text] / total}
@@ -520,16 +520,16 @@ def _formats_by_role(seen: _Linear) -> list[LinearFormat]:
     return found
 
 
-def _layers_in_bf16(seen: _Linear) -> list[str]:
+def _layers_in_bf16(products_by_role: _Linear) -> list[str]:
     formats: dict[str, set[str]] = defaultdict(set)
-    for one in (one for products in seen.values() for one in products):
+    for one in (one for products in products_by_role.values() for one in products):
         formats[one.layer].add(one.format)
     return sorted(name for name, found in formats.items() if found == {"bf16"})
 
 
-def _products_with_lost_gradients(seen: _Linear) -> list[str]:
+def _products_with_lost_gradients(products_by_role: _Linear) -> list[str]:
     """Return the products that were all 0 where those of bf16 were not."""
-    every = [one for products in seen.values() for one in products]
+    every = [one for products in products_by_role.values() for one in products]
     return sorted({f"{one.layer} {one.role}" for one in every if one.is_lost is not None and one.is_lost})
 
 

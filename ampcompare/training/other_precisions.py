@@ -89,11 +89,11 @@ def _evaluate_in_precision(
 
 
 def _models_with_weights_of(
-    task: Task, trained: Sequence[nn.Module], device: torch.device, channels_last: bool
+    task: Task, trained_models: Sequence[nn.Module], device: torch.device, channels_last: bool
 ) -> list[nn.Module]:
     """Return models of the task in fp32 with the weights of others, which keep theirs."""
     models = [model.to(device) for model in task.make_models()]
-    for model, source in zip(models, trained, strict=True):
+    for model, source in zip(models, trained_models, strict=True):
         if channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.load_state_dict(gather_tensors_in_tree(source.state_dict()))
@@ -113,13 +113,13 @@ def _models_in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _make_measure_of_differences_by_sample(
-    task: Task, models: Sequence[nn.Module], own: Precision, compute: AbstractContextManager[Any]
+    task: Task, models: Sequence[nn.Module], own_precision: Precision, compute: AbstractContextManager[Any]
 ) -> Extra:
     """Return what counts, sample by sample, how far an evaluation is from that of `models` in their own precision."""
     first = task.metrics[0]
 
     def compare_by_sample(outputs: Any, measured: Mapping[str, Tensor], batch: Any) -> Mapping[str, Tensor]:
-        with compute, own.autocast():
+        with compute, own_precision.autocast():
             theirs = widen_halves(task.predict(models, batch))
         here, there = task.answers(outputs, batch), task.answers(theirs, batch)
         reference = task.measure(theirs, batch)

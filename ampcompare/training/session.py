@@ -132,7 +132,7 @@ class TrainingSession:
                 self._save_after_epoch(self._saver, result)
         if self._saver is not None and self._saver.is_on:
             self._report_phase("saving")
-            self._saver.save_run_unless_saved(position, self.state_dict, last=True)
+            self._saver.save_run_unless_saved(position, self.state_dict, is_last=True)
 
     def _batches_left_of_epoch(self, epoch: int, share: Mapping[str, Any]) -> Iterator[Any]:
         """Return the batches of an epoch on the device, from the position on.
@@ -253,7 +253,7 @@ class TrainingSession:
         if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
             position.train_seconds = self._wall_time_after_synchronization() - begin
             self._report_phase("saving")
-            self._saver.save_run_unless_saved(position, self.state_dict, last=self.interrupted)
+            self._saver.save_run_unless_saved(position, self.state_dict, is_last=self.interrupted)
             self._report_phase("training")
         return self.interrupted
 
@@ -266,7 +266,7 @@ class TrainingSession:
             self.best = {"value": value, "step": self.position.step}
         if saver.is_due_after_epochs(self.position.epoch) or (saver.is_on and improved):
             self._report_phase("saving")
-            saver.save_run_unless_saved(self.position, self.state_dict, best=improved)
+            saver.save_run_unless_saved(self.position, self.state_dict, is_best=improved)
 
     def _report_phase(self, phase: TrainingPhase) -> None:
         if self.on_phase is not None:

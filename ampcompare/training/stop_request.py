@@ -8,6 +8,6 @@ class StopRequest:
         self.asked = False
         self.step = step
 
-    def is_due(self, before: int, after: int) -> bool:
-        """Return whether to stop after the updates from `before` up to `after`."""
-        return self.asked or (self.step is not None and before < self.step <= after)
+    def is_due(self, updates_before: int, updates_after: int) -> bool:
+        """Return whether to stop after the updates from `updates_before` up to `updates_after`."""
+        return self.asked or (self.step is not None and updates_before < self.step <= updates_after)

@@ -693,7 +693,7 @@ def test_a_line_that_calls_the_model_is_tested_where_nothing_else_helps(
             return remedies.TestedCandidate([])
         return remedies.TestedCandidate([fault_at("a.py:2" if "a.py:1" in kept else "a.py:1")])
 
-    found = search_for_cure(Arm.parse("half"), [fault_at("a.py:1")], None, run, [], last=last)
+    found = search_for_cure(Arm.parse("half"), [fault_at("a.py:1")], None, run, [], last_lines=last)
     assert found.change is not None
     assert found.change.lines == lines
 

@@ -32,7 +32,7 @@ def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> WatchedFirstS
 )
 def test_lost_updates(arm: str, rest: float, word: str) -> None:
     """Only weights that are held in 16 bits and rounded to nearest lose them; a cure is an option that the arm has."""
-    found = expected_outlook_of(Arm.parse(arm), _prefix(rest, 0.1), twin=0.0)
+    found = expected_outlook_of(Arm.parse(arm), _prefix(rest, 0.1), twin_distance=0.0)
     assert found.word == word
     if word == "will not hold":
         assert found.part == "weights"
@@ -44,35 +44,38 @@ def test_lost_updates(arm: str, rest: float, word: str) -> None:
 @pytest.mark.parametrize(("arm", "part"), [("half:bf16", "weights"), ("native:bf16,state=bf16", "state")])
 def test_what_was_not_measured_is_not_known(arm: str, part: str) -> None:
     """A training that ended before an update was rounded says nothing of 16-bit weights and state."""
-    found = expected_outlook_of(Arm.parse(arm), WatchedFirstSteps(steps=9), twin=0.0)
+    found = expected_outlook_of(Arm.parse(arm), WatchedFirstSteps(steps=9), twin_distance=0.0)
     assert (found.word, found.part) == ("cannot know", part)
     assert "ended after 9 steps" in found.why
     assert (
-        expected_outlook_of(Arm.parse("O2"), WatchedFirstSteps(steps=9), twin=0.0).word == "no fault in sight"
+        expected_outlook_of(Arm.parse("O2"), WatchedFirstSteps(steps=9), twin_distance=0.0).word
+        == "no fault in sight"
     )
 
 
 def test_a_chaotic_training_cannot_be_known() -> None:
     """Where a twin goes elsewhere, a gap is a path; what was seen to overflow stays a fault."""
     for arm in ("half:bf16", "native:bf16", "O2"):
-        assert expected_outlook_of(Arm.parse(arm), _prefix(0.6), twin=0.05).word == "cannot know"
-    assert expected_outlook_of(Arm.parse("fp32"), _prefix(0.6), twin=0.05).word == "no fault in sight"
+        assert expected_outlook_of(Arm.parse(arm), _prefix(0.6), twin_distance=0.05).word == "cannot know"
     assert (
-        expected_outlook_of(Arm.parse("half"), _prefix(0.6, largest_gradient=1e6), twin=0.05).word
+        expected_outlook_of(Arm.parse("fp32"), _prefix(0.6), twin_distance=0.05).word == "no fault in sight"
+    )
+    assert (
+        expected_outlook_of(Arm.parse("half"), _prefix(0.6, largest_gradient=1e6), twin_distance=0.05).word
         == "will not hold"
     )
 
 
 def test_twins_speak_of_the_prefix_alone() -> None:
     """They may come together again: a longer prefix is proposed where there is one."""
-    found = expected_outlook_of(Arm.parse("half:bf16"), _prefix(0.6, total=3000), twin=0.05)
+    found = expected_outlook_of(Arm.parse("half:bf16"), _prefix(0.6, total=3000), twin_distance=0.05)
     assert found.why == (
         "twins differ by 5 % over these 100 steps, as any arm may, whatever they do later; "
         "--prefix 400 tells whether they come together again"
     )
-    assert expected_outlook_of(Arm.parse("half:bf16"), _prefix(0.6, total=300), twin=0.05).why.endswith(
-        "compare the arm to the end"
-    )
+    assert expected_outlook_of(
+        Arm.parse("half:bf16"), _prefix(0.6, total=300), twin_distance=0.05
+    ).why.endswith("compare the arm to the end")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_twins_speak_of_the_prefix_alone() -> None:
 def test_a_state_that_rounding_holds(arm: str, word: str) -> None:
     """It matters to the arms that hold the state in 16 bits, whatever their weights do."""
     error = RoundedStateDrift(steps=2900, decay=0.999, steady=0.05, falling=0.35)
-    found = expected_outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": error}), twin=0.0)
+    found = expected_outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": error}), twin_distance=0.0)
     assert found.word == word
     if word == "cannot know":
         assert found.part == "state"
@@ -97,16 +100,18 @@ def test_a_state_that_rounding_holds(arm: str, word: str) -> None:
         assert found.cure == f"{'state=fp32' if 'state' not in arm else 'no state=bf16'}, or a smaller beta2"
     small = RoundedStateDrift(steps=2900, decay=0.99, steady=0.01, falling=0.1)
     assert (
-        expected_outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": small}), twin=0.0).word
+        expected_outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": small}), twin_distance=0.0).word
         == "no fault in sight"
     )
 
 
 def test_a_state_that_moves_in_an_unknown_way() -> None:
-    found = expected_outlook_of(Arm.parse("native:bf16,state=bf16"), _prefix(state_is_known=False), twin=0.0)
+    found = expected_outlook_of(
+        Arm.parse("native:bf16,state=bf16"), _prefix(state_is_known=False), twin_distance=0.0
+    )
     assert (found.word, found.part) == ("cannot know", "state")
     assert (
-        expected_outlook_of(Arm.parse("native:bf16"), _prefix(state_is_known=False), twin=0.0).word
+        expected_outlook_of(Arm.parse("native:bf16"), _prefix(state_is_known=False), twin_distance=0.0).word
         == "no fault in sight"
     )
 
@@ -114,14 +119,16 @@ def test_a_state_that_moves_in_an_unknown_way() -> None:
 def test_rates_that_are_not_known() -> None:
     """They leave a judgment only where the present rate already loses too much."""
     unknown = {"rates_known": False, "basis": "a plateau of a metric decides them"}
-    found = expected_outlook_of(Arm.parse("half:bf16"), _prefix(0.0, 0.1, is_floor=True, **unknown), twin=0.0)
+    found = expected_outlook_of(
+        Arm.parse("half:bf16"), _prefix(0.0, 0.1, is_floor=True, **unknown), twin_distance=0.0
+    )
     assert found.word == "cannot know"
     assert found.why == (
         "the learning rates ahead are not known (a plateau of a metric decides them); "
         "at least 10 % of the update is below half an ulp if the rate stays"
     )
     assert (
-        expected_outlook_of(Arm.parse("half:bf16"), _prefix(0.0, 0.5, **unknown), twin=0.0).word
+        expected_outlook_of(Arm.parse("half:bf16"), _prefix(0.0, 0.5, **unknown), twin_distance=0.0).word
         == "will not hold"
     )
 
@@ -138,7 +145,7 @@ def test_rates_that_are_not_known() -> None:
 )
 def test_overflow_that_was_seen(arm: str, largest: float, word: str) -> None:
     """The largest gradient times a static scale is compared with fp16's largest number; a dynamic one makes way."""
-    found = expected_outlook_of(Arm.parse(arm), _prefix(largest_gradient=largest), twin=0.0)
+    found = expected_outlook_of(Arm.parse(arm), _prefix(largest_gradient=largest), twin_distance=0.0)
     assert found.word == word
     assert (found.part == "gradients") == (word == "will not hold")
 
@@ -146,28 +153,34 @@ def test_overflow_that_was_seen(arm: str, largest: float, word: str) -> None:
 def test_a_denominator_of_zero() -> None:
     """It ends a training at once where the optimizer's state is fp16, and not where it is wider."""
     zero = _prefix(zero_denominators={"fp16": 0.41})
-    found = expected_outlook_of(Arm.parse("half"), zero, twin=0.0)
+    found = expected_outlook_of(Arm.parse("half"), zero, twin_distance=0.0)
     assert (found.word, found.part) == ("will not hold", "state")
     assert "0 in fp16 for 41 % of the elements" in found.why
     assert found.cure == "state=fp32, or a larger eps"
-    assert expected_outlook_of(Arm.parse("O3"), zero, twin=0.0).cure == "masters=fp32, or a larger eps"
-    assert expected_outlook_of(Arm.parse("O2"), zero, twin=0.0).word == "no fault in sight"
+    assert (
+        expected_outlook_of(Arm.parse("O3"), zero, twin_distance=0.0).cure == "masters=fp32, or a larger eps"
+    )
+    assert expected_outlook_of(Arm.parse("O2"), zero, twin_distance=0.0).word == "no fault in sight"
 
 
 def test_the_script_as_it_is_written() -> None:
     """Its weights are of the type in which the script holds them."""
-    found = expected_outlook_of(Arm.parse("script"), _prefix(0.6, 0.1, weights="bf16"), twin=0.0)
+    found = expected_outlook_of(Arm.parse("script"), _prefix(0.6, 0.1, weights="bf16"), twin_distance=0.0)
     assert found.word == "will not hold"
     assert found.why == "your script loses 60 % of its updates over the rest of the schedule (now 10 %)"
     assert found.cure == "half:bf16 with masters=fp32, kahan or rounding=stochastic"
-    assert expected_outlook_of(Arm.parse("script"), _prefix(0.6), twin=0.0).word == "no fault in sight"
+    assert (
+        expected_outlook_of(Arm.parse("script"), _prefix(0.6), twin_distance=0.0).word == "no fault in sight"
+    )
 
 
 @pytest.mark.parametrize("arm", ["fp8:tensorwise", "gemm:mxfp8", "gemm:bf16,dgrad=nvfp4"])
 def test_noise_of_products_depends_on_what_is_still_to_learn(arm: str) -> None:
-    found = expected_outlook_of(Arm.parse(arm), _prefix(), twin=0.0)
+    found = expected_outlook_of(Arm.parse(arm), _prefix(), twin_distance=0.0)
     assert (found.word, found.part) == ("cannot know", "products")
-    assert expected_outlook_of(Arm.parse("gemm:bf16"), _prefix(), twin=0.0).word == "no fault in sight"
+    assert (
+        expected_outlook_of(Arm.parse("gemm:bf16"), _prefix(), twin_distance=0.0).word == "no fault in sight"
+    )
 
 
 def test_the_distance_of_a_twin() -> None:

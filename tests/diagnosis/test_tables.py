@@ -88,7 +88,7 @@ def test_lines_that_help_only_together_are_found(needed: set[str], trials: int) 
 def test_no_change_is_found_where_none_helps() -> None:
     """The search ends, within the runs that are allowed."""
     found = search_for_cure(
-        Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], most=4
+        Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], max_trials=4
     )
     assert found.change is None
     assert len(found.trials) == 4

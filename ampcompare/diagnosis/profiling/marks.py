@@ -115,9 +115,9 @@ class PhaseFollower(RunningModulesTracker):
             self._open.pop().__exit__(None, None, None)
         self.ranges = False
 
-    def time_batches(self, given: Iterable[Any]) -> Iterator[Any]:
+    def time_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield batches, with the time that each takes as the phase "data"."""
-        iterator = iter(given)
+        iterator = iter(batches)
         while True:
             self.begin_phase("data")
             try:

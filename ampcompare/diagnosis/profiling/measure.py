@@ -64,10 +64,10 @@ class ProfiledPrecision(WatchedPrecision):
         self._profiler = profiler
         self._has_batches = False
 
-    def time_batches(self, given: Iterable[Any]) -> Iterator[Any]:
+    def time_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield batches, with the time that each takes as the phase "data"; a step begins with each."""
         self._has_batches = True
-        for batch in self._profiler.marks.time_batches(given):
+        for batch in self._profiler.marks.time_batches(batches):
             yield batch
             self._end_step()
 

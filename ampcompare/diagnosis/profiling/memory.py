@@ -131,11 +131,14 @@ class MemoryLedger(OperationMode):
                     self._live[key].kind = GRADIENTS
 
     def memory_at_peak(
-        self, blocks: Sequence[AllocatorBlock], measured: int | None = None, reserved: int | None = None
+        self,
+        blocks: Sequence[AllocatorBlock],
+        measured_bytes: int | None = None,
+        reserved_bytes: int | None = None,
     ) -> MemoryAtPeak:
         """Return what holds the peak, from the allocator's blocks since `begin` that are in use then.
 
-        `measured` and `reserved` are bytes of a GPU's allocator; on a CPU its blocks are summed up.
+        `measured_bytes` and `reserved_bytes` are bytes of a GPU's allocator; on a CPU its blocks are summed up.
         """
         storages = [*self._first]
         for block in blocks:
@@ -144,8 +147,8 @@ class MemoryLedger(OperationMode):
                 storages.append(first)
         alive = {id(one) for one in storages}
         gone = {id(one) for ones in self._all.values() for one in ones if id(one) not in alive}
-        if measured is None:
-            measured = sum(one.bytes for one in self._first) + sum(block.bytes for block in blocks)
+        if measured_bytes is None:
+            measured_bytes = sum(one.bytes for one in self._first) + sum(block.bytes for block in blocks)
         held: dict[tuple[str, str], int] = defaultdict(int)
         layers: dict[tuple[str, str], int] = defaultdict(int)
         twice: dict[tuple[str, str], int] = defaultdict(int)
@@ -157,12 +160,12 @@ class MemoryLedger(OperationMode):
                 if one.source is not None and one.source.saved and id(one.source) not in gone:
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
         return MemoryAtPeak(
-            measured_bytes=measured,
+            measured_bytes=measured_bytes,
             held=[
                 HeldMemory(kind=kind, dtype=dtype, bytes=size)
                 for (kind, dtype), size in _holders_by_size(held)
             ],
-            rest_bytes=measured - sum(held.values()),
+            rest_bytes=measured_bytes - sum(held.values()),
             layers=[
                 HeldMemory(kind=name, dtype=dtype, bytes=size)
                 for (name, dtype), size in _holders_by_size(layers)[:MAX_LAYERS]
@@ -172,7 +175,7 @@ class MemoryLedger(OperationMode):
                 HeldMemory(kind=name, dtype=dtype, bytes=size)
                 for (name, dtype), size in _holders_by_size(twice)[:MAX_LAYERS]
             ],
-            reserved_bytes=reserved,
+            reserved_bytes=reserved_bytes,
         )
 
     def _kind_of_storage(self, one: _LiveStorage) -> str:

@@ -120,19 +120,21 @@ class _ConfigWithOneChange:
     work: float = 1.0
 
 
-def changes_worth_timing(config: RunConfig, found: ArmProfile) -> Iterator[_ConfigWithOneChange]:
+def changes_worth_timing(config: RunConfig, profile: ArmProfile) -> Iterator[_ConfigWithOneChange]:
     """Yield the changes that what was measured suggests."""
-    recipe, whole = config.recipe, seconds_without_emulation(found)
-    if found.phase_seconds("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
-        names = ["foreach"] if "foreach" not in found.optimizer else []
+    recipe, whole = config.recipe, seconds_without_emulation(profile)
+    if profile.phase_seconds("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in profile.optimizer:
+        names = ["foreach"] if "foreach" not in profile.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
             yield from _changes_of_setting(
                 config, f"--optimizer-implementation {name}", "recipe.optimizer.implementation", name
             )
-    if found.phase_seconds("data") / whole >= MIN_DATA and not config.workers:
+    if profile.phase_seconds("data") / whole >= MIN_DATA and not config.workers:
         yield from _changes_of_setting(config, "--workers 2", "workers", 2)
     overhead = (
-        found.seconds_of_kind("host") + found.seconds_of_kind("other") + found.phase_seconds("optimizer")
+        profile.seconds_of_kind("host")
+        + profile.seconds_of_kind("other")
+        + profile.phase_seconds("optimizer")
     )
     # refused by the data if they have no such batch
     if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":

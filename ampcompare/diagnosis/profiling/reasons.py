@@ -61,11 +61,13 @@ def _share_of_phase(arm: ArmProfile, phase: str) -> float:
     )
 
 
-def _find_trial_that_saves_most(arm: ArmProfile, change: str, least: float = TRIED) -> TimedChange | None:
+def _find_trial_that_saves_most(
+    arm: ArmProfile, change: str, min_saved_share: float = TRIED
+) -> TimedChange | None:
     """Return the trial of a kind of change that saves most, if it saves enough."""
     tried = [one for one in arm.trials if not one.failure and one.change.startswith(change)]
     best = max(tried, key=lambda one: one.saved_share, default=None)
-    return best if best is not None and best.saved_share >= least else None
+    return best if best is not None and best.saved_share >= min_saved_share else None
 
 
 def _saved_share_text(trial: TimedChange | None) -> str:

@@ -144,8 +144,8 @@ def _is_gloo_collective(event: TraceEvent) -> bool:
     return event.name.startswith("gloo:")
 
 
-def _host_events_of_thread(known: Iterable[TraceEvent], thread: tuple[Any, Any]) -> list[TraceEvent]:
-    work = [one for one in known if one.category in HOST_WORK and one.thread == thread]
+def _host_events_of_thread(events: Iterable[TraceEvent], thread: tuple[Any, Any]) -> list[TraceEvent]:
+    work = [one for one in events if one.category in HOST_WORK and one.thread == thread]
     return [one for one in work if not _is_gloo_collective(one)]
 
 
@@ -272,7 +272,7 @@ def _add_own_times_of_host(
 
 def _add_kernel_times(
     account: TraceTotals,
-    known: Sequence[TraceEvent],
+    events: Sequence[TraceEvent],
     roots: Sequence[TraceEvent],
     steps: Sequence[Span],
     modules: Mapping[int, str],
@@ -285,13 +285,13 @@ def _add_kernel_times(
     for root in roots:
         host.visit(root, _PhaseAndModule(), in_step=root.name == STEP)
     # The autograd engine launches from a thread of its own, whose events are matched the same way.
-    for other in {event.thread for event in known if event.category == "cpu_op"} - {thread}:
-        for root in _outermost_events_with_nested(_host_events_of_thread(known, other)):
+    for other in {event.thread for event in events if event.category == "cpu_op"} - {thread}:
+        for root in _outermost_events_with_nested(_host_events_of_thread(events, other)):
             if root.end > begin:
                 host.visit(root, _PhaseAndModule("backward"), in_step=True)
 
     work = sorted(
-        (event for event in known if event.category in DEVICE_WORK and event.start >= begin),
+        (event for event in events if event.category in DEVICE_WORK and event.start >= begin),
         key=lambda event: event.start,
     )
     collectives = [event for event in work if _work_kind_of_kernel(event.name, "") == "communication"]
@@ -406,8 +406,8 @@ def _span_parts_outside_others(spans: Sequence[Span], removed: Sequence[Span]) -
             yield at, end
 
 
-def _seconds_of_overlap(span: Span, others: Sequence[Span]) -> float:
-    return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
+def _seconds_of_overlap(span: Span, other_spans: Sequence[Span]) -> float:
+    return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in other_spans)
 
 
 def has_at_most_16_bits(dtype: str) -> bool:

@@ -183,10 +183,12 @@ def move_run_to_previous(folder: Path) -> None:
     (folder / CellFile.LOADED).unlink(missing_ok=True)
 
 
-def drop_cell_outputs_from_code(record: RunRecord, folder: Path, written: Sequence[WrittenFile]) -> RunRecord:
+def drop_cell_outputs_from_code(
+    record: RunRecord, folder: Path, written_files: Sequence[WrittenFile]
+) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
     names = PortableFileNames(base_folder_of_users_code(record.config))
-    own = {names.portable_name_of(one.path) for one in written}
+    own = {names.portable_name_of(one.path) for one in written_files}
     code = {name: digest for name, digest in (record.code or {}).items() if name not in own}
     if code != (record.code or {}):
         record = record.model_copy(update={"code": code})
@@ -207,14 +209,14 @@ def record_with_loaded_code(record: RunRecord, folder: Path) -> RunRecord:
     )
 
 
-def copy_first_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
+def copy_first_steps(folder: Path, step_files: Sequence[Path], step: int) -> bool:
     """Write `steps.jsonl` in `folder` with the first `step` steps, from the first file that has them all.
 
     Returns:
         Whether such a file exists; otherwise `steps.jsonl` is empty.
     """
     steps = folder / CellFile.STEPS
-    for path in (steps, steps.with_suffix(f".previous{steps.suffix}"), *others):
+    for path in (steps, steps.with_suffix(f".previous{steps.suffix}"), *step_files):
         lines = _lines_of_first_steps(path, step)
         if len(lines) == step:
             write_atomically(steps, "".join(lines))

@@ -194,22 +194,24 @@ def _why_named_gpus_unusable(gpus: str, devices: Collection[str], *, local: bool
     return f"--gpus {gpus} needs NVIDIA GPUs, but {where}"
 
 
-def _choose_gpus(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:
+def _choose_gpus(visible_gpus: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:
     """Return the GPUs to use, and notes about those that others use."""
     if gpus is not None:
         numbers = parse_gpu_numbers(gpus)
-        if missing := [number for number in numbers if number >= len(found)]:
+        if missing := [number for number in numbers if number >= len(visible_gpus)]:
             raise ConfigError(
-                f"--gpus {gpus} names GPU {missing[0]}, but {len(found)} are visible, starting at 0"
+                f"--gpus {gpus} names GPU {missing[0]}, but {len(visible_gpus)} are visible, starting at 0"
             )
-        chosen = [found[number] for number in numbers]
+        chosen = [visible_gpus[number] for number in numbers]
         return chosen, tuple(f"GPU {gpu.number} is not free: {gpu.in_use}" for gpu in chosen if gpu.in_use)
-    free = [gpu for gpu in found if not gpu.in_use]
+    free = [gpu for gpu in visible_gpus if not gpu.in_use]
     if not free:
-        return list(found), tuple(f"GPU {gpu.number} is not free: {gpu.in_use}" for gpu in found)
+        return list(visible_gpus), tuple(
+            f"GPU {gpu.number} is not free: {gpu.in_use}" for gpu in visible_gpus
+        )
     return free, tuple(
         f"GPU {gpu.number} is left out: {gpu.in_use}; --gpus names the ones to use"
-        for gpu in found
+        for gpu in visible_gpus
         if gpu.in_use
     )
 

@@ -194,9 +194,9 @@ class ArmStandIn:
             error,
             self.arm,
             self.torch_amp,
-            casts=casts,
-            lifted=self._lifted.types,
-            rounded=self._whole_numbers.seen,
+            arm_has_cast=casts,
+            lifted_types=self._lifted.types,
+            rounded_numbers_text=self._whole_numbers.seen,
         )
 
     def _has_initialized_apex(self) -> bool:

@@ -81,27 +81,34 @@ NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 def find_refusal_under_arm(
     error: BaseException,
     arm: Arm,
-    names: TorchAmpStandIn,
+    stand_in: TorchAmpStandIn,
     *,
-    casts: bool,
-    lifted: Sequence[str],
-    rounded: str = "",
+    arm_has_cast: bool,
+    lifted_types: Sequence[str],
+    rounded_numbers_text: str = "",
 ) -> UnsupportedCombination | None:
     """Return that the types of an arm do not fit a script, if torch raised that, and a library perhaps again.
 
     Args:
         error: that ended the script.
         arm: that it ran under.
-        names: what stands behind `torch.amp`.
-        casts: as in `_ScriptFailure`, like the next two.
-        lifted: 16-bit types of weights.
-        rounded: what casts have made of whole numbers.
+        stand_in: what stands behind `torch.amp`.
+        arm_has_cast: as in `_ScriptFailure`, like the next two.
+        lifted_types: 16-bit types of weights.
+        rounded_numbers_text: what casts have made of whole numbers.
     """
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
     explained = (
-        _find_refusal_of_failure(one, arm, names, casts=casts, lifted=lifted, rounded=rounded)
+        _find_refusal_of_failure(
+            one,
+            arm,
+            stand_in,
+            arm_has_cast=arm_has_cast,
+            lifted_types=lifted_types,
+            rounded_numbers_text=rounded_numbers_text,
+        )
         for one in chain
     )
     return next((found for found in explained if found is not None), None)
@@ -255,26 +262,28 @@ class _FailureKind:
 def _find_refusal_of_failure(
     error: BaseException,
     arm: Arm,
-    names: TorchAmpStandIn,
+    stand_in: TorchAmpStandIn,
     *,
-    casts: bool,
-    lifted: Sequence[str],
-    rounded: str,
+    arm_has_cast: bool,
+    lifted_types: Sequence[str],
+    rounded_numbers_text: str,
 ) -> UnsupportedCombination | None:
-    widening = names.widening if isinstance(names, TorchAmpByHalfWeights) else None
-    kind, has_graph = _kind_of_stand_in(arm, names), names.script.has_gradient_graph
-    failure = _ScriptFailure(error, arm, kind, casts, lifted, rounded, widening, has_graph)
+    widening = stand_in.widening if isinstance(stand_in, TorchAmpByHalfWeights) else None
+    kind, has_graph = _kind_of_stand_in(arm, stand_in), stand_in.script.has_gradient_graph
+    failure = _ScriptFailure(
+        error, arm, kind, arm_has_cast, lifted_types, rounded_numbers_text, widening, has_graph
+    )
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_refusal_of_types else OTHER_ERRORS
     row = next((row for row in rows if row.matches_failure(failure)), None)
     return None if row is None else row.refusal_of_failure(failure)
 
 
-def _kind_of_stand_in(arm: Arm, names: TorchAmpStandIn) -> _StandInKind:
-    if isinstance(names, TorchAmpByHalfWeights):
+def _kind_of_stand_in(arm: Arm, stand_in: TorchAmpStandIn) -> _StandInKind:
+    if isinstance(stand_in, TorchAmpByHalfWeights):
         return _StandInKind.WEIGHTS
-    if isinstance(names, TorchAmpByO1):
+    if isinstance(stand_in, TorchAmpByO1):
         return _StandInKind.O1
-    lacks_casts = names.script.has_autocast and arm.roles is not None and arm.roles.operand_type == "fp32"
+    lacks_casts = stand_in.script.has_autocast and arm.roles is not None and arm.roles.operand_type == "fp32"
     return _StandInKind.NO_CASTS if lacks_casts else _StandInKind.AUTOCAST
 
 

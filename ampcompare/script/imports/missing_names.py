@@ -60,17 +60,17 @@ def _is_name_of_engine(name: str) -> bool:
     return name == HOME or name.startswith(f"{HOME}.")
 
 
-def _record_missing_names_once_loaded(loader: Any, missing: list[str]) -> None:
+def _record_missing_names_once_loaded(loader: Any, missing_names: list[str]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        _record_missing_names_of(module, missing)
+        _record_missing_names_of(module, missing_names)
 
     loader.exec_module = exec_module
 
 
-def _record_missing_names_of(module: ModuleType, missing: list[str]) -> None:
+def _record_missing_names_of(module: ModuleType, missing_names: list[str]) -> None:
     """Add a `__getattr__` that records names that the script asks for, and otherwise answers as before."""
     before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
     alias = _script_name_of_engine_module(module.__name__)
@@ -85,10 +85,10 @@ def _record_missing_names_of(module: ModuleType, missing: list[str]) -> None:
             # `from x import name` looks up from the frame of the script; the import system has looked up before that.
             if (
                 not name.startswith("__")
-                and full not in missing
+                and full not in missing_names
                 and is_users_file(sys._getframe(1).f_code.co_filename)
             ):
-                missing.append(full)
+                missing_names.append(full)
             raise
 
     module.__dict__["__getattr__"] = lookup

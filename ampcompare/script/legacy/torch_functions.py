@@ -203,22 +203,22 @@ def _patch_argparse_for_local_rank() -> None:
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
 
 
-def _arguments_with_local_rank(parser: Any, given: list[str]) -> list[str]:
+def _arguments_with_local_rank(parser: Any, arguments: list[str]) -> list[str]:
     accepted = [spelling for spelling in SPELLINGS if spelling in parser._option_string_actions]
     if not accepted:
-        return given
-    for index, argument in enumerate(given):
+        return arguments
+    for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name in accepted:
-            return given
+            return arguments
         if name in SPELLINGS:
             say_once(f"{name} is passed to the script as {accepted[0]}")
-            return [*given[:index], accepted[0] + equals + value, *given[index + 1 :]]
+            return [*arguments[:index], accepted[0] + equals + value, *arguments[index + 1 :]]
     rank = os.environ.get("LOCAL_RANK")
     if rank is None:
-        return given
+        return arguments
     say_once(f"the script gets {accepted[0]} from LOCAL_RANK")
-    return [f"{accepted[0]}={rank}", *given]
+    return [f"{accepted[0]}={rank}", *arguments]
 
 
 def _patch_uint8_masks() -> None:

@@ -282,19 +282,19 @@ class RecordedSteps:
         self._loss_ids = max(self._loss_ids, count)
 
     def add_initialize(
-        self, by: str, optimizers: dict[int, str], scales: list[Any], dynamic: list[bool]
+        self, opt_level_or_scaler: str, optimizers: dict[int, str], scales: list[Any], dynamic: list[bool]
     ) -> None:
         """Record what scales the losses of which optimizers.
 
         Args:
-            by: the opt level, or the class of the scaler.
+            opt_level_or_scaler: the opt level, or the class of the scaler.
             optimizers: class by number, from 0.
             scales: the loss scales, in the order of their losses.
             dynamic: of each scale, whether it moves.
         """
         row = {
             "kind": "initialize",
-            "opt_level": by,
+            "opt_level": opt_level_or_scaler,
             "optimizers": {str(number): name for number, name in optimizers.items()},
             "loss_scales": scales,
             "dynamic": dynamic,

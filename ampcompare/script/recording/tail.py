@@ -13,21 +13,21 @@ SLOT = struct.Struct("=9d")  # as in `recorder.py.txt`, which imports nothing of
 CLOCK_SLACK, CLOCK_SHARE = 1.0, 0.1  # seconds by which its two clocks may disagree
 
 
-def rows_only_in_tail(path: Path, written: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rows_only_in_tail(path: Path, written_rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of a record that are in its tail alone, in their order; none without a tail.
 
     Args:
         path: of the record.
-        written: its rows, the header first.
+        written_rows: its rows, the header first.
     """
-    run = written[0].get("run") if written else None
+    run = written_rows[0].get("run") if written_rows else None
     if not isinstance(run, str) or not run.isalnum():  # the record of another recorder
         return []
     try:
         content = path.with_name(f"{path.name}.{run}.tail").read_bytes()
     except OSError:
         return []
-    known = {row["optimizer"]: row["step"] for row in written[1:] if row.get("kind") == "step"}
+    known = {row["optimizer"]: row["step"] for row in written_rows[1:] if row.get("kind") == "step"}
     ends: dict[int, tuple[float, float]] = {}
     rows: list[dict[str, Any]] = []
     for _, step, number, loss, now, day, lr, norm, _ in _complete_slots_of(content):

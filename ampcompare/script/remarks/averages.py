@@ -124,12 +124,12 @@ class _WatchedAverage:
         self.is_over = False
         self._before = _first_elements_to_watch(target).clone()
 
-    def share_of_unchanged_elements(self, target: Tensor, given: Tensor) -> float:
+    def share_of_unchanged_elements(self, target: Tensor, source_or_difference: Tensor) -> float:
         """Return the share of elements that are what they were, of those that differ from what is averaged.
 
-        `given` is what is averaged, or its difference to the average: where that is 0, nothing is due.
+        `source_or_difference` is what is averaged, or its difference to the average: where that is 0, nothing is due.
         """
-        now, weights = _first_elements_to_watch(target), _first_elements_to_watch(given)
+        now, weights = _first_elements_to_watch(target), _first_elements_to_watch(source_or_difference)
         differs = (weights.to(now.dtype) != now).logical_and_(weights != 0)
         count = int(differs.sum())
         return int((differs & (now == self._before)).sum()) / count if count >= len(now) / 2 else 0.0

@@ -136,11 +136,11 @@ class _WatchedSum:
         return self.version in (None, _version_of(target))
 
     @torch.no_grad()
-    def count_addition(self, before: Tensor, after: Tensor, given: Any, factor: float) -> None:
+    def count_addition(self, target_before: Tensor, target_after: Tensor, addend: Any, factor: float) -> None:
         """Add what an addition gave, and what of it has not arrived."""
-        self.version = _version_of(after)
-        added = (given.float() if isinstance(given, Tensor) else float(given)) * factor
-        self._lost += added - (after.float() - before)
+        self.version = _version_of(target_after)
+        added = (addend.float() if isinstance(addend, Tensor) else float(addend)) * factor
+        self._lost += added - (target_after.float() - target_before)
         self._given += abs(added)
         self.num_counted += 1
 

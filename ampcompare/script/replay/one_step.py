@@ -274,16 +274,16 @@ def _location_text_of_caller() -> str:
 
 
 def operation_error_rows(
-    native: List[Tuple[str, str, Tensor]], exact: List[Tuple[str, str, Tensor]]
+    own_results: List[Tuple[str, str, Tensor]], fp64_results: List[Tuple[str, str, Tensor]]
 ) -> List[Dict[str, Any]]:
     """Return of each operation its error against fp64, and two numbers that tell its fp64 answer from others.
 
     There is none where fp64 takes another way.
     """
-    if [one[0] for one in native] != [one[0] for one in exact]:
+    if [one[0] for one in own_results] != [one[0] for one in fp64_results]:
         return []
     rows = []
-    for (name, line, output), (_, _, answer) in zip(native, exact):
+    for (name, line, output), (_, _, answer) in zip(own_results, fp64_results):
         flat = torch.nan_to_num(answer.cpu().double().flatten(), nan=3.0, posinf=2.0, neginf=-2.0)
         mark = float((flat * torch.cos(torch.arange(flat.numel(), dtype=torch.float64))).sum())
         unit = torch.finfo(output.dtype).eps / 2
@@ -363,20 +363,21 @@ def _nudged_tensor(tensor: Tensor, part: float, noise: torch.Generator) -> Tenso
 
 
 def outputs_and_gradients_of_call(
-    module: nn.Module, call: Dict[str, Any], autocast: Dict[str, Any], *, double: bool = False, nudge: float = 0.0,
-    run: Optional[Callable[..., Any]] = None, masks: Optional[List[Any]] = None, given: Optional[List[Any]] = None,
-    types: Optional[List[torch.dtype]] = None, scale: float = 1.0, operations: Optional[List[Any]] = None,
+    module: nn.Module, call: Dict[str, Any], autocast: Dict[str, Any], *, in_fp64: bool = False,
+    relative_nudge: float = 0.0, called_instead: Optional[Callable[..., Any]] = None,
+    drawn_masks: Optional[List[Any]] = None, masks_to_replay: Optional[List[Any]] = None,
+    input_types: Optional[List[torch.dtype]] = None, scale: float = 1.0, operations: Optional[List[Any]] = None,
 ) -> Dict[str, Named]:  # fmt: skip
     """Call a module by itself, and return its outputs, gradients of inputs and weights, and buffers behind the call.
 
     Args:
         call: its inputs, output gradients and generators.
-        double: computes in fp64.
-        nudge: changes each input, gradient and weight, and what each module inside returns, by that part of it, up or
-            down, as roundings would. It shows also where a gradient is a sum of large terms that cancel out.
-        run: what is called in its place, such as its compiled form.
-        masks: gets the masks of dropout; `given` are those to use.
-        types: of its inputs, to which these are rounded.
+        in_fp64: computes in fp64.
+        relative_nudge: changes each input, gradient and weight, and what each module inside returns, by that part of
+            it, up or down, as roundings would. It shows also where a gradient is a sum of large terms that cancel out.
+        called_instead: what is called in its place, such as its compiled form.
+        drawn_masks: gets the masks of dropout; `masks_to_replay` are those to use.
+        input_types: of its inputs, to which these are rounded.
         scale: of the output gradients, by which the gradients are divided.
         operations: gets those of the forward pass, as `OwnOperationsRecorder` has them.
     """
@@ -385,11 +386,11 @@ def outputs_and_gradients_of_call(
 
     def change(tensor: Tensor) -> Tensor:
         tensor = tensor.detach() if device is None else tensor.detach().to(device)
-        if double and is_floating_tensor(tensor):
-            tensor = _nudged_tensor(tensor.double(), nudge, noise)
+        if in_fp64 and is_floating_tensor(tensor):
+            tensor = _nudged_tensor(tensor.double(), relative_nudge, noise)
         return tensor
 
-    inputs = _InputLeaves(call["needs"], change, () if double else types or ())
+    inputs = _InputLeaves(call["needs"], change, () if in_fp64 else input_types or ())
     with contextlib.ExitStack() as stack:
         stack.enter_context(weights_and_buffers_changed_in(module, change))
         stack.enter_context(torch.enable_grad())
@@ -397,16 +398,16 @@ def outputs_and_gradients_of_call(
         args = with_tensors_changed(inputs.next_input, call["args"])
         kwargs = with_tensors_changed(inputs.next_input, call["kwargs"])
         restore_torch_generators(call["generators"])
-        if nudge:
+        if relative_nudge:
             stack.enter_context(
-                _inner_module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise))
+                _inner_module_outputs_changed(module, lambda one: _nudged_tensor(one, relative_nudge, noise))
             )
-        noted = [] if masks is None else masks
+        noted = [] if drawn_masks is None else drawn_masks
         stack.enter_context(
-            _fp64_and_dropout_replay(_type_of_dropout(call), noted, given or [], double=double)
+            _fp64_and_dropout_replay(_type_of_dropout(call), noted, masks_to_replay or [], in_fp64=in_fp64)
         )
         with _own_operations_recorded(module, operations):
-            outputs = tensors_in((module if run is None else run)(*args, **kwargs))
+            outputs = tensors_in((module if called_instead is None else called_instead)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
         into_outputs = [
             (change(gradient) * scale).to(output.dtype)
@@ -466,16 +467,18 @@ def _type_of_dropout(call: Dict[str, Any]) -> torch.dtype:
 
 @contextlib.contextmanager
 def _fp64_and_dropout_replay(
-    drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool
+    drawn_type: torch.dtype, drawn_masks: List[Any], masks_to_replay: List[Any], *, in_fp64: bool
 ) -> Iterator[None]:
-    """Compute in fp64, if `double`; note the masks of dropout, drawn in a type, or take those that are given."""
+    """Compute in fp64, if `in_fp64`; note the masks of dropout, drawn in a type, or take those that are given."""
     default = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
-        if double:
+        if in_fp64:
             stack.callback(torch.set_default_dtype, default)
             torch.set_default_dtype(torch.float64)
-        if (double or given) and TorchFunctionMode is not object:
-            stack.enter_context(Fp64AndDropoutReplayMode(drawn, masks, given, double=double))
+        if (in_fp64 or masks_to_replay) and TorchFunctionMode is not object:
+            stack.enter_context(
+                Fp64AndDropoutReplayMode(drawn_type, drawn_masks, masks_to_replay, double=in_fp64)
+            )
         yield
 
 
@@ -517,10 +520,12 @@ def _inner_module_outputs_changed(module: nn.Module, change: Callable[[Tensor], 
 
 
 def _gradients_of_inputs(
-    outputs: List[Tensor], given: List[Optional[Tensor]], inputs: List[Tensor]
+    outputs: List[Tensor], output_gradients: List[Optional[Tensor]], inputs: List[Tensor]
 ) -> List[Optional[Tensor]]:
     """Return the gradient of each input from those of outputs; None for an output or an input that has none."""
-    pairs = [(output, gradient) for output, gradient in zip(outputs, given) if gradient is not None]
+    pairs = [
+        (output, gradient) for output, gradient in zip(outputs, output_gradients) if gradient is not None
+    ]
     if not pairs or not inputs:
         return [None] * len(inputs)
     # In the place of `torch.autograd.grad`, in which no mode acts on what a backward pass is written in.
@@ -561,30 +566,30 @@ Entry = Dict[str, Any]
 
 
 def errors_by_part_and_tensor(
-    native: Dict[str, Named],
-    exact: Dict[str, Named],
-    nudged: Dict[str, Named],
-    known: Optional[Dict[str, Named]],
+    own_results: Dict[str, Named],
+    fp64_results: Dict[str, Named],
+    nudged_fp64_results: Dict[str, Named],
+    known_fp64_results: Optional[Dict[str, Named]],
 ) -> Dict[str, Dict[str, Entry]]:
     """Return of each tensor of each part its error, its conditioning, and how far the fp64 answer is from a known one.
 
-    `moved` is what a change of all inputs by half a unit in the last place makes of the fp64 answer.
+    `nudged_fp64_results` are what a change of all inputs by half a unit in the last place makes of the fp64 answer.
     """
     parts: Dict[str, Dict[str, Entry]] = {}
-    for part, tensors in exact.items():
+    for part, tensors in fp64_results.items():
         for name, one in tensors.items():
-            if name not in native[part]:
+            if name not in own_results[part]:
                 continue
             entry: Entry = {
-                "error": relative_distance(native[part][name], one),
-                "moved": relative_distance(nudged[part].get(name, one), one),
-                "unit": torch.finfo(native[part][name].dtype).eps / 2,
+                "error": relative_distance(own_results[part][name], one),
+                "moved": relative_distance(nudged_fp64_results[part].get(name, one), one),
+                "unit": torch.finfo(own_results[part][name].dtype).eps / 2,
             }
-            if known is not None:
-                there = known.get(part, {}).get(name)
+            if known_fp64_results is not None:
+                there = known_fp64_results.get(part, {}).get(name)
                 entry["same"] = math.inf if there is None else relative_distance(one, there)
             parts.setdefault(part, {})[name] = entry
-        for name in (known or {}).get(part, {}):
+        for name in (known_fp64_results or {}).get(part, {}):
             if name not in tensors:  # such as the gradient of a branch that is detached now
                 parts.setdefault(part, {})[name] = {
                     "error": 0.0,
@@ -600,7 +605,7 @@ def errors_by_part_and_tensor(
 
 def updates_and_states_of_step(
     optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]], names: List[str],
-    *, double: bool = False, nudge: float = 0.0,
+    *, in_fp64: bool = False, relative_nudge: float = 0.0,
 ) -> Dict[str, Named]:  # fmt: skip
     """Take a step of an optimizer from given gradients, return updates and state, and restore everything."""
     params = [one for group in optimizer.param_groups for one in group["params"]]
@@ -608,9 +613,9 @@ def updates_and_states_of_step(
 
     def widen(tensor: Tensor) -> Tensor:
         tensor = tensor.detach().clone()
-        if not double or not is_floating_tensor(tensor):
+        if not in_fp64 or not is_floating_tensor(tensor):
             return tensor
-        return _nudged_tensor(tensor.double(), nudge, noise)
+        return _nudged_tensor(tensor.double(), relative_nudge, noise)
 
     updates: Named = {}
     state: Named = {}
@@ -626,7 +631,7 @@ def updates_and_states_of_step(
                     if isinstance(one, Tensor):
                         entry[key] = widen(one) if _is_moment_of(param, one) else one.clone()
         before = [param.data.clone() for param in params]
-        with _context_keeping_fp64() if double else contextlib.nullcontext():
+        with _context_keeping_fp64() if in_fp64 else contextlib.nullcontext():
             step()
         for name, param, first in zip(names, params, before):
             updates[name] = param.data.double() - first.double()
@@ -1325,19 +1330,21 @@ class StepReplay(StepFollower):
                 module,
                 call,
                 autocast,
-                run=run,
-                given=masks,
-                types=kinds,
+                called_instead=run,
+                masks_to_replay=masks,
+                input_types=kinds,
                 scale=self.scale,
                 operations=noted[0],
             )
         with self._modules_called_without_arm():
             exact = outputs_and_gradients_of_call(
-                module, call, {}, double=True, masks=drawn, given=masks, operations=noted[1]
+                module, call, {}, in_fp64=True, drawn_masks=drawn, masks_to_replay=masks, operations=noted[1]
             )
             # A unit of what the module computes in, which its inputs may have more bits than.
             unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
-            nudged = outputs_and_gradients_of_call(module, call, {}, double=True, nudge=unit, given=masks)
+            nudged = outputs_and_gradients_of_call(
+                module, call, {}, in_fp64=True, relative_nudge=unit, masks_to_replay=masks
+            )
         return native, exact, nudged, drawn, operation_error_rows(operations, exact_operations)
 
     @contextlib.contextmanager
@@ -1372,9 +1379,9 @@ class StepReplay(StepFollower):
             return
         try:
             native = updates_and_states_of_step(optimizer, step, gradients, names)
-            exact = updates_and_states_of_step(optimizer, step, gradients, names, double=True)
+            exact = updates_and_states_of_step(optimizer, step, gradients, names, in_fp64=True)
             nudged = updates_and_states_of_step(
-                optimizer, step, gradients, names, double=True, nudge=2.0**-24
+                optimizer, step, gradients, names, in_fp64=True, relative_nudge=2.0**-24
             )
             row["parts"] = errors_by_part_and_tensor(native, exact, nudged, known)
             for name, param in zip(names, params):

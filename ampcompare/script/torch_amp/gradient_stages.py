@@ -463,13 +463,13 @@ class ScriptLossScaling:
             with GRADIENT_READS.pause_notices_of_reads():
                 self._update_loss_scale()
 
-    def step_evaluating_losses_itself(self, optimizer: Any, run: Callable[[], Any]) -> Any:
-        """Let the scaler call the step of an optimizer, which evaluates losses by itself; return what `run` returns.
+    def step_evaluating_losses_itself(self, optimizer: Any, call_step: Callable[[], Any]) -> Any:
+        """Let the scaler call the step of an optimizer, which evaluates losses by itself; return what that returns.
 
         After an overflow weights, state and settings of the optimizer are what they were before the step.
 
         Args:
-            run: calls the step as it is written; the scaler calls `optimizer.step`, which has to call
+            call_step: calls the step as it is written; the scaler calls `optimizer.step`, which has to call
                 `function_that_step_has_to_call`.
         """
         self._has_step |= dict.fromkeys(self._new_places, True)
@@ -492,7 +492,7 @@ class ScriptLossScaling:
             if not is_unscaled:
                 states.pop(id(optimizer), None)
             with contextlib.suppress(OverflowInStep):
-                result.append(self._run_step_undone_at_overflow(optimizer, run))
+                result.append(self._run_step_undone_at_overflow(optimizer, call_step))
 
         self._run_inside, self.is_applied = run_inside, False
         self._stand_in.script.in_step = self._in_step = optimizer

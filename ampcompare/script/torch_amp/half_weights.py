@@ -130,11 +130,11 @@ class ApexLevelStepping:
             return []
         return list(zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True))
 
-    def step_or_skip_unscaled(self, optimizer: Any, *, good: bool) -> Any:
+    def step_or_skip_unscaled(self, optimizer: Any, *, are_gradients_finite: bool) -> Any:
         """Step, and give the model the weights, or end an update without a step."""
-        if not good and self._level.master_weights:
+        if not are_gradients_finite and self._level.master_weights:
             optimizer._amp_stash.release_buffers()
-        return optimizer.step() if good else None
+        return optimizer.step() if are_gradients_finite else None
 
 
 class HalfArmStepping:
@@ -245,7 +245,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
             self._gradients.make_shown_gradients_own(self._weights_and_masters_of(optimizer))
 
     def forget_unscaled_gradients(self, scaler: Any, optimizer: Any) -> None:
-        self._scaling.step_or_skip_unscaled(optimizer, good=False)
+        self._scaling.step_or_skip_unscaled(optimizer, are_gradients_finite=False)
         super().forget_unscaled_gradients(scaler, optimizer)
 
     def _average_in_type_of_average(self, original: Any, average: Any, model: nn.Module) -> None:
@@ -407,7 +407,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
             if optimizer is self.script.in_step:
                 return self._step_with_own_losses(optimizer)
             with self._masters_with_own_gradients(optimizer):
-                return self._scaling.step_or_skip_unscaled(optimizer, good=True)
+                return self._scaling.step_or_skip_unscaled(optimizer, are_gradients_finite=True)
         finally:
             self._stepping = None
             self._note_current_weights(optimizer, self.masters(optimizer))
@@ -419,7 +419,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
         finally:
             self._copy_written_masters_to_weights()
             with self._masters_with_own_gradients(optimizer):
-                self._scaling.step_or_skip_unscaled(optimizer, good=False)
+                self._scaling.step_or_skip_unscaled(optimizer, are_gradients_finite=False)
 
     def find_step_without_arm(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
@@ -473,7 +473,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
 
     def end_update_without_step(self, optimizer: Any) -> None:
         with self._masters_with_own_gradients(optimizer):
-            self._scaling.step_or_skip_unscaled(optimizer, good=False)
+            self._scaling.step_or_skip_unscaled(optimizer, are_gradients_finite=False)
         optimizer._opt_called = True  # the script called step: schedulers warn otherwise
 
     @contextlib.contextmanager
@@ -705,10 +705,10 @@ class _ModuleGraph:
                     self._parents.setdefault(id(child), []).append(module)
 
     def largest_modules_with_rest_of(
-        self, models: Sequence[nn.Module], held: Iterable[int]
+        self, models: Sequence[nn.Module], held_ids: Iterable[int]
     ) -> list[nn.Module]:
-        """Return the largest modules without any of `models` that have further tensors of `held`, given as ids."""
-        missing = set(held) - {id(param) for model in models for param in model.parameters()}
+        """Return the largest modules without any of `models` that have further tensors of `held_ids`, given as ids."""
+        missing = set(held_ids) - {id(param) for model in models for param in model.parameters()}
         found: list[nn.Module] = []
         if not missing:
             return found

@@ -103,10 +103,10 @@ class HalfWeightLifter:
             values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor
         )
 
-    def frozen_result_in_input_type(self, result: Any, given: Any, fitted: Any) -> Any:
+    def frozen_result_in_input_type(self, result: Any, given_inputs: Any, fitted_inputs: Any) -> Any:
         """Return the result of a frozen module in fp32 where its inputs were, as the parts around it get both."""
-        was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in_value(given))
-        if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in_value(fitted)):
+        was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in_value(given_inputs))
+        if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in_value(fitted_inputs)):
             return result
         return widen_halves(result)
 

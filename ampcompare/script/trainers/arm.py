@@ -34,12 +34,12 @@ class TrainerContext:
             self._notes.add(text)
             self._rows.add_departure_note(text)
 
-    def refuse_unless_script(self, what: str, advice: str) -> None:
+    def refuse_unless_script(self, setting: str, advice: str) -> None:
         """Refuse what no arm but `script` can replace."""
         if not self.is_script:
             raise UnsupportedCombination.with_advice(
                 message_with_script_line(
-                    f"{what} has its own precision and steps, which {self._arm} cannot replace"
+                    f"{setting} has its own precision and steps, which {self._arm} cannot replace"
                 ),
                 "script",
                 remedy=advice,

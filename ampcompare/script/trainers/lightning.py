@@ -77,9 +77,9 @@ def _note_half_precision_replaced(name: str, context: TrainerContext, events: Su
 
 
 def _refuse_foreign_precision(
-    what: tuple[str, str, str], name: str, context: TrainerContext, events: Subscriptions
+    plugin_setting_and_advice: tuple[str, str, str], name: str, context: TrainerContext, events: Subscriptions
 ) -> None:
-    plugin, setting, advice = what
+    plugin, setting, advice = plugin_setting_and_advice
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         context.refuse_unless_script(f"{setting} of Lightning", advice)

@@ -140,13 +140,13 @@ def restore_training_state(
             params[index].grad = torch.zeros_like(params[index])
 
 
-def _state_without_shared_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
+def _state_without_shared_memory(saved: Mapping[str, Any], seen_storages: set[int]) -> dict[str, Any]:
     """Return the state of an optimizer in tensors that share no memory, because an optimizer writes into them."""
 
     def copy_if_shared(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
-        seen.add(storage.data_ptr())
+        alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen_storages
+        seen_storages.add(storage.data_ptr())
         return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
     return {

@@ -31,12 +31,12 @@ class FoundCheckpoint(NamedTuple):
     notes: list[str]
 
 
-def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
+def find_checkpoint(resume: str, own_folder: Path) -> FoundCheckpoint | None:
     """Read the checkpoint to resume from.
 
     Args:
-        resume: a file, a folder of checkpoints or of a cell, or a run with one such cell; "auto" for `own`.
-        own: the folder of the run's own checkpoints.
+        resume: a file, a folder of checkpoints or of a cell, or a run with one such cell; "auto" for `own_folder`.
+        own_folder: the folder of the run's own checkpoints.
 
     Returns:
         The newest; None if "auto" finds none, so that the run starts at its first step.
@@ -48,16 +48,16 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     from ampcompare.checkpoints.store.folder import CheckpointFolder
 
     if resume == AUTO:
-        newest = CheckpointFolder(own).read_newest_path_state_and_notes()
+        newest = CheckpointFolder(own_folder).read_newest_path_state_and_notes()
         return None if newest is None else FoundCheckpoint(*newest)
     path = Path(resume)
     if not path.is_dir():
         return FoundCheckpoint(path, read_checkpoint(path), [])
-    saved = sorted({found.parent for found in path.glob(f"{RunFile.CELLS}/*/{own.name}/step-*.pt")})
+    saved = sorted({found.parent for found in path.glob(f"{RunFile.CELLS}/*/{own_folder.name}/step-*.pt")})
     if len(saved) > 1:
         shown = ", ".join(map(str, saved[:MAX_NAMED])) + (", ..." if len(saved) > MAX_NAMED else "")
         raise CheckpointError(f"{path} holds checkpoints of {len(saved)} cells; name one of {shown}")
-    for folder in (path, path / own.name, *saved):
+    for folder in (path, path / own_folder.name, *saved):
         newest = CheckpointFolder(folder).read_newest_path_state_and_notes()
         if newest is not None:
             return FoundCheckpoint(*newest)

@@ -51,10 +51,10 @@ class CheckpointSaver:
         """Whether saving was asked for; a run that is asked to stop is saved in any case."""
         return self.config.every_steps is not None or self.config.every_epochs is not None
 
-    def is_due(self, before: int, after: int) -> bool:
-        """Return whether to save after the updates from `before` up to `after`."""
+    def is_due(self, updates_before: int, updates_after: int) -> bool:
+        """Return whether to save after the updates from `updates_before` up to `updates_after`."""
         every = self.config.every_steps
-        return every is not None and after // every > before // every
+        return every is not None and updates_after // every > updates_before // every
 
     def is_due_after_epochs(self, epochs: int) -> bool:
         """Return whether to save after this many epochs."""
@@ -66,8 +66,8 @@ class CheckpointSaver:
         position: RunPosition,
         state: Callable[[], dict[str, Any] | None],
         *,
-        best: bool = False,
-        last: bool = False,
+        is_best: bool = False,
+        is_last: bool = False,
     ) -> None:
         """Save a run at a drain point, unless this position is saved already; every rank calls it.
 
@@ -76,17 +76,17 @@ class CheckpointSaver:
         Args:
             position: where the run is.
             state: returns what to save; None on ranks that write nothing.
-            best: whether it is the best so far.
-            last: whether the run ends here: then an error is raised, else it is a note.
+            is_best: whether it is the best so far.
+            is_last: whether the run ends here: then an error is raised, else it is a note.
         """
         saved_at = position.step, position.epoch, position.batch
-        if saved_at != self._saved_at or best:
+        if saved_at != self._saved_at or is_best:
             # Asked for only if it is written: it gathers from all ranks and reads buffers from the device.
             content = state()
             if content is not None:
-                self._write_checkpoint(content, position.step, best=best)
+                self._write_checkpoint(content, position.step, best=is_best)
             self._saved_at = saved_at
-        if last:
+        if is_last:
             if self._failure is not None:
                 raise self._failure
             self.close()

@@ -41,17 +41,17 @@ def shard_models(
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
     types: ShardTypes = ShardTypes(),
-    kept: Sequence[nn.Module] = (),
+    fp32_modules: Sequence[nn.Module] = (),
 ) -> None:
     """Replace the parameters of models, and those of their optimizers with their state, by shards, in place.
 
     Parameters and buffers of rank 0 are those of all ranks, as under torch's DDP. Every rank calls it. Modules in
-    `kept` compute in fp32.
+    `fp32_modules` compute in fp32.
     """
     _refuse_unshardable(models, optimizers)
     names = {id(param): (number, name) for number, name, param in _named_parameters(models)}
     for model in models:
-        _shard_model(model, types, kept)
+        _shard_model(model, types, fp32_modules)
     sharded = {(number, name): param for number, name, param in _named_parameters(models)}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -130,7 +130,7 @@ def _can_be_gathered_unit(module: nn.Module) -> bool:
     return is_called and any(param.requires_grad for param in module.parameters())
 
 
-def _shard_model(model: nn.Module, types: ShardTypes, kept: Sequence[nn.Module]) -> None:
+def _shard_model(model: nn.Module, types: ShardTypes, fp32_modules: Sequence[nn.Module]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -145,7 +145,7 @@ def _shard_model(model: nn.Module, types: ShardTypes, kept: Sequence[nn.Module])
         wide = MixedPrecisionPolicy(
             param_dtype=torch.float32, reduce_dtype=types.reduce, output_dtype=types.param
         )
-        for module in _modules_in_fp32(model, kept):
+        for module in _modules_in_fp32(model, fp32_modules):
             fully_shard(module, mp_policy=wide, **options)
     for unit in units_to_gather(model):
         if not is_sharded_model(unit):

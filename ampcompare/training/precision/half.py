@@ -243,14 +243,14 @@ class Half(Precision):
             self._unscale_once_per_step(optimizer)
         if not self.dynamic:
             for optimizer in optimizers:
-                self.step_or_skip_unscaled(optimizer, good=True)
+                self.step_or_skip_unscaled(optimizer, are_gradients_finite=True)
             self._outcome = applied_outcome(len(optimizers), self.loss_scales())
             return self._outcome
         if self._on_device is not None:
             return self._step_without_reading_flags(optimizers, self._on_device)
         applied = tuple([not overflow for overflow in self._read_overflow_flags(optimizers)])
         for optimizer, good in zip(optimizers, applied, strict=True):
-            self.step_or_skip_unscaled(optimizer, good=good)
+            self.step_or_skip_unscaled(optimizer, are_gradients_finite=good)
         self._update_scale(overflow=not all(applied))
         return FixedOutcome(applied, self.loss_scales())
 
@@ -258,15 +258,15 @@ class Half(Precision):
         is_plain = not (self.dynamic or self.steps_copies)
         return None if is_plain else super().why_no_cuda_graph(optimizers)
 
-    def step_or_skip_unscaled(self, optimizer: Optimizer, *, good: bool) -> Any:
+    def step_or_skip_unscaled(self, optimizer: Optimizer, *, are_gradients_finite: bool) -> Any:
         """Step an optimizer whose gradients are unscaled, or skip it; the scale stays. Return what its step does.
 
         Args:
             optimizer: one of those that were prepared.
-            good: whether the gradients are finite; else the step is skipped.
+            are_gradients_finite: whether the gradients are finite; else the step is skipped.
         """
         self._forget_flags_of_stepped([optimizer])
-        if not good:
+        if not are_gradients_finite:
             self._weights[id(optimizer)].end_update_without_step()
             return None
         result = optimizer.step()

@@ -175,13 +175,13 @@ class _WeightsBeforeCast:
             module._buffers.update(buffers)
 
 
-def _modules_called_from_outside(model: nn.Module, kept: set[int]) -> Iterator[tuple[str, nn.Module]]:
+def _modules_called_from_outside(model: nn.Module, kept_ids: set[int]) -> Iterator[tuple[str, nn.Module]]:
     """Yield each kept module that one that is not kept calls, once; a list of modules is not called itself."""
     seen: set[int] = set()
 
     def walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
         for name, child in module.named_children():
-            if id(child) not in kept or type(child).forward is nn.Module.forward:
+            if id(child) not in kept_ids or type(child).forward is nn.Module.forward:
                 yield from walk(child, f"{prefix}{name}.")
             elif id(child) not in seen:
                 seen.add(id(child))

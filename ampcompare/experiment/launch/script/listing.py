@@ -179,7 +179,9 @@ def _owner_word_of_figure(line: str, place: int) -> str:
     return opened[-1] if opened else last
 
 
-def _candidate_patterns(name: str, before: str, owner: str, owners: list[str], names: list[str]) -> list[str]:
+def _candidate_patterns(
+    name: str, text_before: str, owner: str, owners: list[str], names: list[str]
+) -> list[str]:
     """Return patterns for a figure, the shortest first, which other figures of its name may match too."""
     words = [other.removesuffix(name) for other in names if other != name and other.endswith(f" {name}")]
     apart = BOUNDARY + "".join(rf"(?<!{re.escape(word)})" for word in dict.fromkeys(words))
@@ -189,7 +191,10 @@ def _candidate_patterns(name: str, before: str, owner: str, owners: list[str], n
     others = "|".join(_pattern_without_apostrophe(re.escape(one)) for one in owners if one)
     outside = rf"^(?:(?!{others}).)*?" if others else ""
     place = rf"(?<![\w.]){_pattern_without_apostrophe(re.escape(owner))}{inside}" if owner else outside
-    return [one + VALUE for one in (before, BOUNDARY + before, apart + before, place + apart + before)]
+    return [
+        one + VALUE
+        for one in (text_before, BOUNDARY + text_before, apart + text_before, place + apart + text_before)
+    ]
 
 
 def _positions_of_matches(pattern: str, lines: list[str]) -> list[Place]:
