@@ -547,7 +547,7 @@ TYPE_ERRORS = (
     _FailureKind(
         ANY,
         "an operation refuses 16-bit tensors, and gets no others",
-        lambda failure: _arms_with_fp32_kernel(failure),
+        lambda failure: _arms_for_missing_half_kernel(failure),
         "cast its inputs to fp32 and its result back there",
         applies=lambda failure: failure.casts and failure.has_call_one_half_type,
     ),
