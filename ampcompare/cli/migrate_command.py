@@ -283,7 +283,7 @@ class _MigrationOutput:
 def _say_command_that_comes_next(files: list[Path], output: _MigrationOutput, command: str) -> None:
     """Name the command that verifies a patch, or what becomes of checkpoints once it is written."""
     if output.write:
-        if any(each.loads_scaler_state for each in output.changed):
+        if any(each.loads_apex_scaler_state for each in output.changed):
             _say_on_stderr(
                 "files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native"
             )

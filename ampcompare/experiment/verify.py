@@ -32,7 +32,7 @@ from ampcompare.settings.stack import StackConfig, arm_text_with_stack
 from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
 from ampcompare.source.migrate.adapter.imports import adapter_text
-from ampcompare.source.migrate.project import FileMigration, find_lint_mistakes, migrate_file
+from ampcompare.source.migrate.project import FileMigration, find_numerical_lint_mistakes, migrate_file
 from ampcompare.source.migrate.read.finding import NOTE
 from ampcompare.source.project import ImportIndex
 
@@ -338,7 +338,7 @@ def _mistakes_few_steps_hide(migrations: list[FileMigration]) -> list[str]:
         texts = [] if result.document is None else [("", result.document.text)]
         texts += [] if result.migration is None else [("line {} of the result: ", result.migration.text)]
         for where, text in texts:
-            mistakes = [each for each in find_lint_mistakes(text) if each[1] in MISTAKES]
+            mistakes = [each for each in find_numerical_lint_mistakes(text) if each[1] in MISTAKES]
             for line, code, message in mistakes:
                 place = f"{result.path}: {where.format(line)}" if where else f"{result.path}:{line}: "
                 found.append(f"{place}{code}: {message}")

@@ -63,7 +63,7 @@ def _apex_imports_in(body: list[ast.stmt], reach: Reach) -> Iterator[ApexImport]
                 yield from _apex_imports_in(handler.body, reach)
             yield from _apex_imports_in([*node.orelse, *node.finalbody], reach)
             continue
-        yield from _own_apex_availability_calls_of(node, inner)
+        yield from _apex_availability_calls_in_statement(node, inner)
         for field in ("body", "orelse", "finalbody"):
             yield from _apex_imports_in(getattr(node, field, []), inner)
         for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
@@ -87,7 +87,7 @@ def _goes_on_without_module(handler: ast.ExceptHandler) -> bool:
     return catches_missing_module(handler) and not any(isinstance(last, ast.Raise) for last in handler.body)
 
 
-def _own_apex_availability_calls_of(node: ast.stmt, reach: Reach) -> Iterator[ApexImport]:
+def _apex_availability_calls_in_statement(node: ast.stmt, reach: Reach) -> Iterator[ApexImport]:
     """Yield calls in a statement, without the statements inside it, that are given the name of a module of Apex."""
     inside = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
     for call in (one for expression in inside for one in ast.walk(expression) if isinstance(one, ast.Call)):

@@ -36,7 +36,7 @@ def find_sources(
     for path in map(Path, paths):
         if path.is_dir():
             yield from _walk_folder(path, exclude, unreadable, seen)
-        elif _is_new_path(path, seen):
+        elif _add_new_path(path, seen):
             yield path
 
 
@@ -49,7 +49,7 @@ def _walk_folder(
     waiting, links = [folder], list[Path]()
     while waiting:
         current = waiting.pop()
-        if not _is_new_path(current, seen):
+        if not _add_new_path(current, seen):
             continue
         try:
             entries = sorted(os.scandir(current), key=lambda entry: entry.name)
@@ -63,17 +63,17 @@ def _walk_folder(
             if _is_excluded(path, exclude):
                 continue
             if _is_folder(entry):
-                if _holds_source(path):
+                if _may_hold_own_source(path):
                     folders.append(path)
             elif entry.name.endswith(SUFFIXES) and entry.is_symlink():
                 links.append(path)
-            elif entry.name.endswith(SUFFIXES) and _is_new_path(path, seen):
+            elif entry.name.endswith(SUFFIXES) and _add_new_path(path, seen):
                 yield path
         waiting += reversed(folders)
-    yield from (path for path in links if _is_new_path(path, seen))
+    yield from (path for path in links if _add_new_path(path, seen))
 
 
-def _is_new_path(path: Path, seen: set[tuple[int, int]]) -> bool:
+def _add_new_path(path: Path, seen: set[tuple[int, int]]) -> bool:
     """Return whether a file or folder was not met before, under another name either."""
     try:
         status = path.stat()
@@ -93,7 +93,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _holds_source(folder: Path) -> bool:
+def _may_hold_own_source(folder: Path) -> bool:
     name = folder.name
     if name.startswith(".") or name in SKIPPED_FOLDERS or name.endswith(".egg-info"):
         return False

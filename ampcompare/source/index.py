@@ -427,7 +427,7 @@ class Index:
                     else known
                 )
             if bindings:
-                return _with_name_in_containers(
+                return _with_containers_named(
                     self._values_of_bindings(bindings, node, one, scope, receiver), node.id
                 )
         if node.id in BUILTINS:
@@ -556,7 +556,7 @@ class Index:
         inside = self.values_of_expression(node.value, scope, receiver)
         if not inside:
             return NOT_KNOWN
-        return _with_name_in_containers(
+        return _with_containers_named(
             frozenset().union(*(self._values_of_member(each, node.attr) for each in inside)), node.attr
         )
 
@@ -1009,7 +1009,7 @@ class _CallsByFunction:
             }
             names |= {name}
         calls = [call for each in names for call in by_name.get(each, ())]
-        if names & passed or name in ("__call__", "forward") or not name or _is_decorated(scope):
+        if names & passed or name in ("__call__", "forward") or not name or _has_nonbuiltin_decorator(scope):
             # it may go by the name of any variable
             calls = list(dict.fromkeys([*calls, *index._calls_of_variables]))
         return [call for call in calls if scope in self._scopes_named_by_call(call)]
@@ -1095,7 +1095,7 @@ def _instance_from_outside(name: str) -> Values:
     return frozenset({_ClassInstance(ImportedObject(name))})
 
 
-def _with_name_in_containers(values: Values, name: str) -> Values:
+def _with_containers_named(values: Values, name: str) -> Values:
     """Return values in which containers know the name that they are bound to."""
     if not any(isinstance(each, _WrittenContainer) and not each.name for each in values):
         return values
@@ -1122,7 +1122,7 @@ def _has_decorator(node: ast.AST, name: str) -> bool:
     return any(dotted_name(each) == name for each in getattr(node, "decorator_list", []))
 
 
-def _is_decorated(scope: Scope) -> bool:
+def _has_nonbuiltin_decorator(scope: Scope) -> bool:
     plain = {"staticmethod", "classmethod", *PROPERTIES}
     return any(dotted_name(each) not in plain for each in getattr(scope.node, "decorator_list", []))
 
@@ -1179,7 +1179,7 @@ def _bindings_visible_at(bindings: list[_Binding], use: ast.AST | None, home: Sc
     module = home.module
     if use is not None and hasattr(use, "lineno"):
         place = (use.lineno, use.col_offset)  # type: ignore[attr-defined]
-        loops = [each for each in module.nodes_up_to_function(use) if isinstance(each, LoopNode)]
+        loops = [each for each in module.ancestors_up_to_function(use) if isinstance(each, LoopNode)]
         again = [each for each in bindings if any(_is_inside(module, each.node, loop) for loop in loops)]
         before = [each for each in bindings if each.place < place]
         kept = before[_index_of_last_sure_binding(before) :]

@@ -259,7 +259,7 @@ class Module(SourceText):
         around = [node, *self.ancestors(node)]
         return any(each in around for each in block)
 
-    def nodes_up_to_function(self, node: ast.AST) -> Iterator[ast.AST]:
+    def ancestors_up_to_function(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around a node up to its function, or up to the module where it is in none."""
         for outer in self.ancestors(node) if not isinstance(node, FunctionNode) else ():
             yield outer

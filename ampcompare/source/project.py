@@ -262,12 +262,12 @@ class ImportIndex:
                         waiting.append(other)
             if waiting:
                 given = {path, *found}
-                others = self.files_of_project_with(path, frozenset(APEX))
+                others = self.project_files_importing_words(path, frozenset(APEX))
                 found += [each for each in others if each not in given]
             self._around[path] = found
         return self._around[path]
 
-    def files_of_project_with(self, path: Path, words: frozenset[str]) -> list[Path]:
+    def project_files_importing_words(self, path: Path, words: frozenset[str]) -> list[Path]:
         """Return the files of the project of one, itself among them, that have one of some words in imports.
 
         Without the root of a repository above, only what was named, or is in the folder or package of the file.

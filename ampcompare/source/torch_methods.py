@@ -31,9 +31,9 @@ WITH_INDICES = frozenset({"max", "min", "topk", "sort", "median", "mode", "kthva
 CLEARING = ("zero_grad", "clear_grad", "clear_gradients", "reset_grad")
 
 
-def receiver_of(node: ast.AST | None, names: Container[str]) -> ast.expr | None:
+def receiver_of(node: ast.AST | None, method_names: Container[str]) -> ast.expr | None:
     """Return the object whose method, of one of some names, an expression calls; None for any other expression."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in method_names:
         return node.func.value
     return None
 

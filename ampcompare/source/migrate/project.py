@@ -15,7 +15,7 @@ from ampcompare.source.document import SourceDocument, parse_document, read_sour
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.read.apex_guards import (
     findings_of_texts_naming_apex,
-    outside_apex_question_findings,
+    library_apex_availability_findings,
 )
 from ampcompare.source.migrate.read.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.library_requests import findings_of_library_requests
@@ -84,7 +84,7 @@ class FileMigration(ShownInNotebook):
         return lines == self.document.text.splitlines()
 
     @property
-    def loads_scaler_state(self) -> bool:
+    def loads_apex_scaler_state(self) -> bool:
         """Whether the rewritten text loads the state of a scaler from files of Apex too."""
         return self.migration is not None and FROM_APEX in self.migration.text
 
@@ -180,7 +180,7 @@ def migrate_file(
             named = findings_of_texts_naming_apex(module) + findings_of_library_requests(module)
             migration = replace(migration, findings=sorted({*migration.findings, *named}))
             migration = _migration_with_mistakes(document.text, migration, examine)
-            migration = migration_with_questions_to_packages(path, document.text, migration, imports)
+            migration = migration_with_library_availability_findings(path, document.text, migration, imports)
         elif must_parse:
             parse_tree(document.text)
         if OLD_NAMES.search(document.text) and not around.runs_with_adapter(
@@ -199,7 +199,7 @@ def migrate_file(
         return FileMigration(path, document, fault=str(error))
 
 
-def migration_with_questions_to_packages(
+def migration_with_library_availability_findings(
     path: Path, before: str, migration: Migration, imports: ImportIndex
 ) -> Migration:
     """Return a migration that changes a file with what the file asks other packages of Apex.
@@ -212,7 +212,7 @@ def migration_with_questions_to_packages(
     """
     if migration.text == before:
         return migration
-    asking = outside_apex_question_findings(path, before, imports)
+    asking = library_apex_availability_findings(path, before, imports)
     return replace(migration, findings=sorted({*migration.findings, *asking}))
 
 
@@ -270,7 +270,7 @@ def _find_syntax_fault(text: str) -> str | None:
     return None
 
 
-def find_lint_mistakes(text: str) -> list[tuple[int, str, str]]:
+def find_numerical_lint_mistakes(text: str) -> list[tuple[int, str, str]]:
     """Return line, code and message of the mistakes in numbers that lint finds in a module."""
     # Imported here: not every migration asks for them, and all rules are imported with them.
     from ampcompare.source.lint.check import check_text

@@ -11,8 +11,8 @@ from ampcompare.source.migrate.read.apex_guards import (
     PASSED_ON,
     SWITCHED,
     answer_availability_question_yes,
+    apex_names_rebound_by_choice,
     is_only_tested_for_presence,
-    names_switched_by_script,
 )
 from ampcompare.source.migrate.read.finding import NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
@@ -148,7 +148,7 @@ class ApexUseRewriter:
         self._torch = torch
         self._asked = asked
         self._fused_for = fused_for
-        self._switches = names_switched_by_script(module, names)
+        self._switches = apex_names_rebound_by_choice(module, names)
         self._by_name: dict[str, Callable[[ast.Name | ast.Attribute], bool]] = {
             "apex.amp": self._answer_question,
             "apex.fp16_utils.to_python_float": self._rewrite_to_python_float,
@@ -406,7 +406,7 @@ class ApexUseRewriter:
         if call is None:
             self._replace_optimizer_class(node, name, self._fused_option_of(twin.torch))
             return True
-        given = _arguments_kept_for_torch(call, name)
+        given = _torch_arguments_of_fused_optimizer(call, name)
         bias, mode = given.get("bias_correction"), given.get("adam_w_mode")
         if bias is not None and _is_option_off(bias):
             self._add_note(node, NO_CORRECTION)
@@ -669,7 +669,7 @@ def _is_option_off(value: ast.expr | None) -> bool:
     return value is None or (isinstance(value, ast.Constant) and not value.value)
 
 
-def _arguments_kept_for_torch(call: ast.Call, name: str) -> dict[str, ast.expr]:
+def _torch_arguments_of_fused_optimizer(call: ast.Call, name: str) -> dict[str, ast.expr]:
     """Return the named arguments of a call of a fused optimizer; refuse those that the one of torch has not."""
     twin = OPTIMIZERS[name]
     if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ampcompare.source.amp_names import APEX, CORE, is_name_of_adapter, public_full_name
 from ampcompare.source.edits import Edits, text_with_statements_on_own_lines
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.core.casts import keep_cpu_outputs_fp32, note_differing_casts
+from ampcompare.source.migrate.core.casts import keep_types_of_outputs_and_products, note_differing_casts
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.gradient_hooks import note_hooks_of_gradients
@@ -174,10 +174,10 @@ def migrate_text(
         return _migrate_without_apex_names(text, module, around, alone=alone)
     rewrite = _ModuleRewrite(module, names, around, versions, alone=alone)
     rewrite.rewrite_core(refused)
-    rewrite.replace_uses()
+    rewrite.replace_uses_outside_core()
     rewrite.rewrite_imports()
     probes = _notes_on_checks_for_apex(module, names, rewrite.edits)
-    if probes and not alone and (asking := _file_left_by_hand(around, module)):
+    if probes and not alone and (asking := _file_by_hand_checking_apex(around, module)):
         return _unchanged_migration_of_asking_module(
             module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))
         )
@@ -210,7 +210,7 @@ def _text_with_apex_on_own_lines(text: str, module: Module, names: ModuleImports
     return text_with_statements_on_own_lines(module, crowded) if crowded else text
 
 
-def _names_adapter_in_text(module: Module) -> bool:
+def _has_string_naming_adapter(module: Module) -> bool:
     """Return whether a module has the adapter's name as a text, as for `importlib.import_module`."""
     texts = (each.value for each in module.nodes if isinstance(each, ast.Constant))
     return any(isinstance(each, str) and is_name_of_adapter(each) for each in texts)
@@ -220,7 +220,7 @@ def _migrate_without_apex_names(text: str, module: Module, around: Neighbors, *,
     """Return the migration of a module that names Apex nowhere, but may use its objects or ask whether it is there."""
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
-    if around.runs_with_adapter(module) or _names_adapter_in_text(module):
+    if around.runs_with_adapter(module) or _has_string_naming_adapter(module):
         return Migration(text, [])  # whose functions and state these are
     edits = Edits(module)
     findings = _private_state_findings_without_core(module, around)
@@ -299,7 +299,7 @@ class _ModuleRewrite:
             self.core = rewrite_core(self.module, self.names, self.edits, self.torch, self._around)
             if self.core is not None:
                 outputs = AutocastOutputs(self.core)  # again, as the core has more regions of autocast now
-                keep_cpu_outputs_fp32(self.core, outputs)
+                keep_types_of_outputs_and_products(self.core, outputs)
                 note_differing_casts(self.core, outputs)
                 note_hooks_of_gradients(self.core)
                 self.findings += self.core.findings
@@ -322,7 +322,7 @@ class _ModuleRewrite:
                 text = BOUND_EARLY_IN.format(around.relative_path_of(path))
                 self.findings.append(Finding.of_node(site.call, NOTE, text))
 
-    def replace_uses(self) -> None:
+    def replace_uses_outside_core(self) -> None:
         """Replace what lies outside of the core: layers, optimizers and the like; they stay where the core stays."""
         if not self.is_whole:
             self.kept += [node for node, _ in self.names.uses]
@@ -336,7 +336,7 @@ class _ModuleRewrite:
         for node, meaning in self.names.uses:
             if not _is_name_of_core(meaning):
                 try:
-                    _refuse_rebound_name(index, node)
+                    _refuse_name_rebound_by_star(index, node)
                     if not replacements.rewrite_use(node, meaning):
                         self.kept.append(node)
                 except UnsureRewrite as error:
@@ -400,7 +400,7 @@ class _ModuleRewrite:
 def _migration_of_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refused: str) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
     new = (
-        _join_equal_branches(simplify_constant_conditions(rewrite.edits.edited_text()))
+        _join_equal_scaling_branches(simplify_constant_conditions(rewrite.edits.edited_text()))
         if rewrite.edits
         else text
     )
@@ -411,21 +411,19 @@ def _migration_of_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions
         new = lazy or new
     findings = rewrite.findings
     if rewrite.core is not None and CROSS_ENTROPY.search(new) is not None:
-        new, notes, left = _text_with_cross_entropy_outside(text, new, versions)
+        new, notes, left = _move_bce_outside_autocast(text, new, versions)
         if left:
             return rewrite.migrate_without_core(
                 text, versions, BANNED.format(text.splitlines()[left - 1].strip())
             )
-        findings = sorted({*findings, *notes, *_notes_on_cross_entropy_in_forward(rewrite.core)})
+        findings = sorted({*findings, *notes, *_notes_on_bce_in_forward(rewrite.core)})
     if new != text:
         new = _with_older_torch_names(new, rewrite.torch, versions)
     uses, left = len(rewrite.names.uses), len(rewrite.kept)
     return Migration(new, findings, uses, left, rewrite.is_whole, rewrite.core)
 
 
-def _text_with_cross_entropy_outside(
-    text: str, new: str, versions: Versions
-) -> tuple[str, list[Finding], int]:
+def _move_bce_outside_autocast(text: str, new: str, versions: Versions) -> tuple[str, list[Finding], int]:
     """Put cross entropies of probabilities outside of the autocast that a rewrite has brought about.
 
     Returns:
@@ -437,7 +435,7 @@ def _text_with_cross_entropy_outside(
     selection = LintSelection(select=("AMP230",), versions=versions)
     found = check_text(new, selection.reports_code, versions)
     if not found:
-        return new, _notes_on_unseen_cross_entropy(text, new, versions), 0
+        return new, _notes_on_unseen_bce(text, new, versions), 0
     lines = origins_of_lines(text, new)
     fixed, left, _ = fixed_text_rest_and_num_fixes(new, found, selection)
     if left:
@@ -445,7 +443,7 @@ def _text_with_cross_entropy_outside(
     return fixed, [Finding(lines[each.line], 0, NOTE, OUTSIDE) for each in found], 0
 
 
-def _notes_on_unseen_cross_entropy(text: str, new: str, versions: Versions) -> list[Finding]:
+def _notes_on_unseen_bce(text: str, new: str, versions: Versions) -> list[Finding]:
     """Return a note on a cross entropy of probabilities of which no call is seen, such as in a lambda."""
     from ampcompare.source.lint.read.module import LintModule
     from ampcompare.source.lint.read.update_events import EventKind
@@ -458,7 +456,7 @@ def _notes_on_unseen_cross_entropy(text: str, new: str, versions: Versions) -> l
     return [Finding(origins_of_lines(text, new)[found[0]], 0, NOTE, UNSEEN)]
 
 
-def _notes_on_cross_entropy_in_forward(core: ApexCore) -> list[Finding]:
+def _notes_on_bce_in_forward(core: ApexCore) -> list[Finding]:
     """Return notes on cross entropies of probabilities in forward passes, which a model of O2 or O3 may hold."""
     module = core.module
     found = []
@@ -530,16 +528,16 @@ def _does_try_tell_availability(node: ast.Try) -> bool:
 
 def _are_all_cores_rewritten(around: Neighbors, module: Module) -> bool:
     """Return whether some files around have a part of Apex's core, and all of these are rewritten."""
-    others = list(around.modules_sharing_training(module))
+    others = list(around.core_modules_sharing_training(module))
     try:
         return bool(others) and all(_is_core_rewritten(other, theirs, around) for other, theirs in others)
     except (SourceInvalid, RecursionError, ValueError):
         return False
 
 
-def _file_left_by_hand(around: Neighbors, module: Module) -> str:
+def _file_by_hand_checking_apex(around: Neighbors, module: Module) -> str:
     """Return the name of a file that is left by hand and may ask a module whether Apex is there; empty if none is."""
-    for other, theirs in around.modules_checking_apex(module):
+    for other, theirs in around.core_modules_checking_apex(module):
         try:
             if not _is_core_rewritten(other, theirs, around):
                 return around.relative_path_of(other)
@@ -557,7 +555,7 @@ def _is_core_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
     return migrate_text(module.text, Neighbors(path, around.imports), alone=True).whole
 
 
-def _refuse_rebound_name(index: Index, node: ast.Name | ast.Attribute) -> None:
+def _refuse_name_rebound_by_star(index: Index, node: ast.Name | ast.Attribute) -> None:
     """Refuse a use of a name that another file of the project binds as well, by an `import *` below that of Apex."""
     names = (
         index.possible_outside_names_of(node, index.module.scope_of[node])
@@ -583,7 +581,7 @@ def _put_comments_above_left_by_hand(module: Module, edits: Edits, findings: lis
             continue
         statement = _statement_of_finding(module, finding)
         while statement is not None and not module.begins_line(statement):
-            statement = _statement_before(module, statement)
+            statement = _statement_before_or_around(module, statement)
         if statement is None or statement in done:
             continue
         done.add(statement)
@@ -593,7 +591,7 @@ def _put_comments_above_left_by_hand(module: Module, edits: Edits, findings: lis
             edits.insert_above(statement, [f"{MARK}{finding.message}"])
 
 
-def _statement_before(module: Module, statement: ast.stmt) -> ast.stmt:
+def _statement_before_or_around(module: Module, statement: ast.stmt) -> ast.stmt:
     """Return the statement before another in its block, or else the one around it."""
     block = module.block_of(statement)
     place = block.index(statement)
@@ -610,7 +608,7 @@ def _statement_of_finding(module: Module, finding: Finding) -> ast.stmt | None:
     return None
 
 
-def _join_equal_branches(text: str) -> str:
+def _join_equal_scaling_branches(text: str) -> str:
     """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
     while any(mark in text for mark in MARKS):
         try:
@@ -618,7 +616,9 @@ def _join_equal_branches(text: str) -> str:
         except SourceInvalid:  # which is no fault of the script, and is reported as such
             break
         equal = [
-            node for node in module.nodes if isinstance(node, ast.If) and _has_equal_branches(module, node)
+            node
+            for node in module.nodes
+            if isinstance(node, ast.If) and _has_equal_scaling_branches(module, node)
         ]
         if not equal:
             break
@@ -630,7 +630,7 @@ def _join_equal_branches(text: str) -> str:
     return text
 
 
-def _has_equal_branches(module: Module, node: ast.If) -> bool:
+def _has_equal_scaling_branches(module: Module, node: ast.If) -> bool:
     if not node.orelse or any(isinstance(each, (ast.Call, ast.NamedExpr)) for each in ast.walk(node.test)):
         return False
     if module.is_elif(node) or len(node.body) != len(node.orelse):

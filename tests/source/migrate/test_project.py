@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate import project
-from ampcompare.source.migrate.project import find_lint_mistakes, migrate_file
+from ampcompare.source.migrate.project import find_numerical_lint_mistakes, migrate_file
 from ampcompare.source.migrate.rewrite import Migration, migrate_text
 from ampcompare.source.versions import Versions
 
@@ -90,7 +90,7 @@ for x in data:
 def test_a_mistake_of_the_script_stays_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(LOOP.format(first="scheduler.step()", second="optimizer.step()"), encoding="utf-8")
-    result = migrate_file(path, examine=find_lint_mistakes)
+    result = migrate_file(path, examine=find_numerical_lint_mistakes)
     assert [line.partition(": ")[2] for line in result.lines()] == [
         "note: line 8 of the result: AMP213: `optimizer` steps after it, in line 9"
     ]
@@ -106,10 +106,10 @@ def test_a_mistake_that_only_the_result_has_is_left_by_hand(
         first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()"
     )
     path.write_text(text, encoding="utf-8")
-    assert migrate_file(path, examine=find_lint_mistakes).lines() == []
+    assert migrate_file(path, examine=find_numerical_lint_mistakes).lines() == []
     wrong = project.migrate_text(text).text.replace("    scaler.unscale_(optimizer)\n", "")
     monkeypatch.setattr(project, "migrate_text", lambda *_: Migration(wrong, []))
-    result = migrate_file(path, examine=find_lint_mistakes)
+    result = migrate_file(path, examine=find_numerical_lint_mistakes)
     assert result.lines() == [
         f"{path}:9:1: by hand: line 8 of the result: AMP201: the gradients are still scaled by `scaler`"
     ]
@@ -123,13 +123,17 @@ def test_a_clip_that_begins_to_act_is_noted(tmp_path: Path, level: str) -> None:
         first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()"
     )
     path.write_text(text.replace("O1", level), encoding="utf-8")
-    notes = [line for line in migrate_file(path, examine=find_lint_mistakes).lines() if "AMP104" in line]
+    notes = [
+        line for line in migrate_file(path, examine=find_numerical_lint_mistakes).lines() if "AMP104" in line
+    ]
     assert [
         note.endswith("so this had no effect; in the result it has, and training differs") for note in notes
     ] == [True] * (level == "O2")
     inside = "with amp.scale_loss(loss, optimizer) as scaled:\n    scaled.backward()\n    optimizer.step()\n"
     path.write_text(text.replace("O1", level) + inside, encoding="utf-8")
-    assert not any("had no effect" in line for line in migrate_file(path, examine=find_lint_mistakes).lines())
+    assert not any(
+        "had no effect" in line for line in migrate_file(path, examine=find_numerical_lint_mistakes).lines()
+    )
 
 
 @pytest.mark.parametrize("line", ["from shared import *", "from shared import amp"])

@@ -217,7 +217,7 @@ class LintModule(Module):
 
     def is_under_if(self, node: ast.AST) -> bool:
         """Return whether a node stands under an `if` of its function."""
-        return any(isinstance(outer, ast.If) for outer in self.nodes_up_to_function(node))
+        return any(isinstance(outer, ast.If) for outer in self.ancestors_up_to_function(node))
 
     def make_finding(self, code: str, node: ast.AST, message: str, edits: tuple[Edit, ...] = ()) -> Finding:
         """Return a finding at a node."""
@@ -302,7 +302,7 @@ def training_scopes(module: LintModule) -> list[Scope]:
     if re.search(r"\bBCELoss\b", module.text):  # an object that is called by any name
         return scopes
     reached = {module.scope_of[call] for call in module.calls if _is_training_call(call, module)}
-    steppers = _callers_of_closures(module)
+    steppers = _stepping_scopes_by_closure(module)
     waiting = list(reached)
     while waiting:
         scope = waiting.pop()
@@ -314,7 +314,7 @@ def training_scopes(module: LintModule) -> list[Scope]:
     return [scope for scope in scopes if scope in reached]
 
 
-def _callers_of_closures(module: LintModule) -> dict[Scope, set[Scope]]:
+def _stepping_scopes_by_closure(module: LintModule) -> dict[Scope, set[Scope]]:
     """Return the functions that are passed to a `step`, which calls them, each with the scopes of these calls."""
     found: dict[Scope, set[Scope]] = {}
     for call, _ in module.method_calls("step"):

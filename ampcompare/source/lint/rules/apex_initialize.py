@@ -154,7 +154,7 @@ def misordered_calls_around_initialize(module: LintModule) -> Iterator[Finding]:
         for other in events_before(trace, event, EventKind.WRAP, EventKind.HALF):
             # a second call of it
             again = other.scope is event.scope and other.call.lineno > event.call.lineno
-            again = again or _wraps_local_of_callee(other, event)
+            again = again or _wraps_unreturned_local_of_callee(other, event)
             if other.kind is EventKind.WRAP and other.target and other.target in models and not again:
                 shown = f"`{name_in_source(other.target)}` was wrapped in line {other.call.lineno}"
                 yield module.make_finding("AMP101", event.call, shown)
@@ -171,7 +171,7 @@ def misordered_calls_around_initialize(module: LintModule) -> Iterator[Finding]:
         yield from _rebuilt_optimizer_findings(module, event, after)
 
 
-def _wraps_local_of_callee(wrap: TrainingEvent, event: TrainingEvent) -> bool:
+def _wraps_unreturned_local_of_callee(wrap: TrainingEvent, event: TrainingEvent) -> bool:
     """Return whether a model is wrapped under a local name of another function, which does not return it."""
     if wrap.scope in event.scope.lookup_scopes() or not isinstance(wrap.statement, ast.Assign):
         return False
@@ -499,7 +499,7 @@ model = DDP(model, device_ids=[rank])  # AMP116
     ),
     needs=("apex", "DistributedDataParallel"),
 )
-def apex_arguments_of_torch_ddp(module: LintModule) -> Iterator[Finding]:
+def torch_arguments_of_apex_ddp(module: LintModule) -> Iterator[Finding]:
     """Arguments of torch's DistributedDataParallel for Apex's."""
     for call in module.calls_of_functions("apex.parallel.DistributedDataParallel"):
         wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
@@ -529,26 +529,10 @@ for batch in loader:
     optimizer.step()
 """,
     ),
-    Mistake(
-        "AMP128",
-        "fused-adam-max-grad-norm",
-        "`FusedAdam` of Apex is called with `max_grad_norm`",
-        "it has no such argument since 2019: a TypeError, where it once clipped",
-        "clip `amp.master_params(optimizer)` before the step",
-        """
-from apex.optimizers import FusedAdam, FusedLAMB
-
-optimizer = FusedAdam(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # AMP128  # wrong
-optimizer = FusedLAMB(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # right
-""",
-    ),
-    needs=("apex", "initialize|max_grad_norm"),
+    needs=("apex", "initialize"),
 )
 def unscaled_training_after_initialize(module: LintModule) -> Iterator[Finding]:
-    """A plain backward pass and step of what `amp.initialize` got, and arguments that `FusedAdam` does not have."""
-    for call in module.calls_of_functions("apex.optimizers.FusedAdam"):
-        if argument(call, "max_grad_norm") is not None:
-            yield module.make_finding("AMP128", call, "FusedAdam has no argument `max_grad_norm`")
+    """A plain backward pass and step of what `amp.initialize` got."""
     prepared = list(module.events(EventKind.INITIALIZE))
     if not prepared or module.code_mentions_pattern(
         r"scale_loss|GradScaler|[Ss]caler\b|FP16_Optimizer|backward_by_|deepspeed"
@@ -565,6 +549,29 @@ def unscaled_training_after_initialize(module: LintModule) -> Iterator[Finding]:
             continue
         if _trains_without_scaling(module, trace[index + 1 :], event, dotted_text_of(optimizers)):
             yield module.make_finding("AMP127", event.call, "the loss of what this prepares is not scaled")
+
+
+@register_rule(
+    Mistake(
+        "AMP128",
+        "fused-adam-max-grad-norm",
+        "`FusedAdam` of Apex is called with `max_grad_norm`",
+        "it has no such argument since 2019: a TypeError, where it once clipped",
+        "clip `amp.master_params(optimizer)` before the step",
+        """
+from apex.optimizers import FusedAdam, FusedLAMB
+
+optimizer = FusedAdam(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # AMP128  # wrong
+optimizer = FusedLAMB(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # right
+""",
+    ),
+    needs=("apex", "max_grad_norm"),
+)
+def max_grad_norm_of_fused_adam(module: LintModule) -> Iterator[Finding]:
+    """`max_grad_norm`, an argument that `FusedAdam` does not have."""
+    for call in module.calls_of_functions("apex.optimizers.FusedAdam"):
+        if argument(call, "max_grad_norm") is not None:
+            yield module.make_finding("AMP128", call, "FusedAdam has no argument `max_grad_norm`")
 
 
 def value_of_literal(node: ast.expr) -> object:

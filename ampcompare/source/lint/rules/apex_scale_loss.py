@@ -160,7 +160,7 @@ def misused_fp16_gradients_of_o2(module: LintModule) -> Iterator[Finding]:
         if _never_runs_with_initialize(module, event) or event.apex_block() is not None:
             continue
         if event.kind is EventKind.GRADIENT:
-            if _changes_gradient_of_copy(module, trace, event):
+            if _changes_gradient_before_step(module, trace, event):
                 yield module.make_finding(
                     "AMP117", event.call, "this changes the gradient of an fp16 copy under O2"
                 )
@@ -226,7 +226,7 @@ def _clips_model_of_other_method(module: LintModule, event: TrainingEvent) -> bo
     return model.startswith("self.") and event.scope.owner is not None and event.scope.owner in homes
 
 
-def _changes_gradient_of_copy(module: LintModule, trace: Trace, event: TrainingEvent) -> bool:
+def _changes_gradient_before_step(module: LintModule, trace: Trace, event: TrainingEvent) -> bool:
     """Return whether the gradient of a model's parameter is changed between `scale_loss` and the step."""
     if isinstance(event.call, ast.Call):
         method = last_name(event.call.func)
@@ -451,7 +451,7 @@ for batch in loader:
     ),
     needs=("apex", "scale_loss", "step"),
 )
-def scale_loss_without_step(module: LintModule) -> Iterator[Finding]:
+def branch_scaling_loss_without_step(module: LintModule) -> Iterator[Finding]:
     """A branch with `scale_loss` but without a step, next to one that steps the same optimizer."""
     for call in module.calls_of_functions("apex.amp.scale_loss"):
         met = [(trace, event) for trace in module.traces for event in trace if event.call is call]

@@ -302,7 +302,7 @@ def _is_loss_computed_in_fp16(module: LintModule, event: TrainingEvent) -> bool:
 
 def is_in_fp16_block(module: LintModule, node: ast.AST) -> bool:
     """Return whether the innermost autocast around a node is surely on, of CUDA, and of fp16."""
-    for outer in module.nodes_up_to_function(node):
+    for outer in module.ancestors_up_to_function(node):
         for item in outer.items if isinstance(outer, ast.With) else ():
             call = item.context_expr
             if isinstance(call, ast.Call) and module.resolve(call.func) in AUTOCASTS:

@@ -98,7 +98,9 @@ def _calls_limiting_gradient_size(function: Function, first: int | None) -> Iter
             tensor, bounds = limited
             is_of_parameter = any(is_gradient(one) for one in ast.walk(tensor))
             if _name_before_items_and_limits(tensor) in gradients and (first is not None or is_of_parameter):
-                if _are_fixed_nonzero_bounds(bounds, gradients) and _is_call_result_used(call, nodes):
+                if _are_fixed_nonzero_bounds(bounds, gradients) and _is_result_returned_or_stored(
+                    call, nodes
+                ):
                     yield call
 
 
@@ -153,7 +155,7 @@ def _are_fixed_nonzero_bounds(bounds: list[ast.expr], gradients: set[str]) -> bo
     )
 
 
-def _is_call_result_used(call: ast.Call, nodes: list[ast.AST]) -> bool:
+def _is_result_returned_or_stored(call: ast.Call, nodes: list[ast.AST]) -> bool:
     """Return whether the result of a call is what a function returns, or a tensor that was there before."""
     if last_name(call.func).endswith("_"):
         return True

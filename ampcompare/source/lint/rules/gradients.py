@@ -264,7 +264,7 @@ def _ends_training_otherwise(module: LintModule, scope: Scope, key: str, value: 
         for branch, holds in ((node.body, True), (node.orelse, False)):
             if branch and conditions_of_test(node.test, holds).get(key, value) != value:
                 last = branch[-1]
-                around = [one for one in module.nodes_up_to_function(node) if isinstance(one, LoopNode)]
+                around = [one for one in module.ancestors_up_to_function(node) if isinstance(one, LoopNode)]
                 if isinstance(last, (ast.Raise, ast.Break)) or (isinstance(last, ast.Return) and around):
                     return True
                 if any(

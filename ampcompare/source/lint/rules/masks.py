@@ -121,7 +121,7 @@ def _number_of_expression(module: LintModule, node: ast.expr | None, scope: Scop
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return None
     values = _constants_assigned_to(module, dotted_text_of(node), scope)
-    if len(values) != 1 or _is_made_of_name(values[0], node):
+    if len(values) != 1 or _is_element_or_self_derived(values[0], node):
         return None
     return _number_of_expression(module, values[0], module.scope_of.get(values[0], module.top))
 
@@ -180,11 +180,11 @@ def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
         return (module.resolve(node.func) or "").startswith(("math.", "numpy.sqrt"))
     values = module.values_of(dotted_text_of(node), scope) or []
     return bool(values) and all(
-        not _is_made_of_name(one, node) and _is_plain_number(module, one, scope) for one in values
+        not _is_element_or_self_derived(one, node) and _is_plain_number(module, one, scope) for one in values
     )
 
 
-def _is_made_of_name(value: ast.expr, node: ast.AST) -> bool:
+def _is_element_or_self_derived(value: ast.expr, node: ast.AST) -> bool:
     """Return whether a value is an element of something, or made of the name that it is assigned to."""
     return isinstance(value, ast.Starred) or any(
         dotted_text_of(one) == dotted_text_of(node) for one in ast.walk(value)

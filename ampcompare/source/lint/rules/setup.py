@@ -148,11 +148,11 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
             for one in trace[index + 1 :]
             if one.kind is EventKind.BACKWARD and one.scaler == event.subject
         )
-        if any(one.loops == event.loops for one in passes) and _is_loop_over_batches(event):
+        if any(one.loops == event.loops for one in passes) and _may_run_in_every_round(event):
             yield module.make_finding("AMP225", event.call, f"`{event.subject_name}` is new for each step")
 
 
-def _is_loop_over_batches(event: TrainingEvent) -> bool:
+def _may_run_in_every_round(event: TrainingEvent) -> bool:
     """Return whether a loop is over no trials, and no test that it changes, such as `if epoch == 0:`, decides."""
     loop = event.loops[-1]
     head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}" if isinstance(loop, ForNode) else ""

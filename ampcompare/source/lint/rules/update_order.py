@@ -114,7 +114,7 @@ def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
                     or _other_step_runs_as_often(trace, event)
                 ):
                     continue
-                if code := _rule_code_broken_by(trace, event, step):
+                if code := _accumulation_rule_code_broken_by(trace, event, step):
                     yield module.make_finding(code, event.call, f"the step runs only if `{condition}`")
 
 
@@ -130,7 +130,7 @@ def _is_step_after_accumulation(trace: Trace, step: TrainingEvent) -> bool:
     )
 
 
-def _rule_code_broken_by(trace: Trace, event: TrainingEvent, step: TrainingEvent) -> str:
+def _accumulation_rule_code_broken_by(trace: Trace, event: TrainingEvent, step: TrainingEvent) -> str:
     """Return the code of a rule that an event breaks as it runs more often than a step; "" if none."""
     if event.kind is EventKind.CLIP:
         return "AMP211"

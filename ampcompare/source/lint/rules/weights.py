@@ -183,11 +183,7 @@ def _half_weight_findings(module: LintModule) -> Iterator[Finding]:
                 one for one in above if any(_optimizer_holds_model(one.name, name) for name in event.sources)
             ]
             cast = casts_of_weights[-1] if casts_of_weights else None
-            if (
-                cast is not None
-                and cast.kind != "fp32"
-                and _does_optimizer_step_cast_weights(module, event, cast)
-            ):
+            if cast is not None and cast.kind != "fp32" and _does_optimizer_of_cast_step(module, event, cast):
                 what = (
                     "has the type of its checkpoint, mostly bf16,"
                     if cast.kind == "auto"
@@ -224,7 +220,7 @@ def _optimizer_holds_model(name: str, source: str) -> bool:
     return source == name or source.startswith(f"{name}.")
 
 
-def _does_optimizer_step_cast_weights(module: LintModule, new: TrainingEvent, cast: ModelCast) -> bool:
+def _does_optimizer_of_cast_step(module: LintModule, new: TrainingEvent, cast: ModelCast) -> bool:
     """Return whether an optimizer steps; by a scaler in bf16 alone, as a scaler refuses fp16 gradients."""
     if cast.kind == "fp16" and _accelerates_in_fp16(module):
         return False

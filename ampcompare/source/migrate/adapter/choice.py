@@ -14,13 +14,13 @@ from ampcompare.source.migrate.adapter.project import (
     AdapterFile,
     AdapterPlan,
     adapter_plans_and_unread_files,
-    files_needing_apex,
+    files_needing_apex_despite_adapter,
 )
 from ampcompare.source.migrate.ordinary.training import find_what_is_not_ordinary
-from ampcompare.source.migrate.project import FileMigration, find_lint_mistakes, migrate_file
+from ampcompare.source.migrate.project import FileMigration, find_numerical_lint_mistakes, migrate_file
 from ampcompare.source.migrate.read.finding import BY_HAND, Finding, without_advice
 from ampcompare.source.migrate.read.names import ModuleImports
-from ampcompare.source.migrate.read.neighbors import Neighbors, has_part_of_training
+from ampcompare.source.migrate.read.neighbors import Neighbors, has_part_of_apex_core
 from ampcompare.source.migrate.rewrite import Migration
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
@@ -100,7 +100,11 @@ def choose_rewrite_or_adapter(
     imports = ImportIndex(within)
     results = [
         migrate_file(
-            path, must_parse=must_parse(path), examine=find_lint_mistakes, versions=versions, imports=imports
+            path,
+            must_parse=must_parse(path),
+            examine=find_numerical_lint_mistakes,
+            versions=versions,
+            imports=imports,
         )
         for path in paths
     ]
@@ -112,7 +116,7 @@ def choose_rewrite_or_adapter(
     def why(path: Path) -> str:
         if path not in exceptions:
             result = known.get(path) or migrate_file(
-                path, examine=find_lint_mistakes, versions=versions, imports=imports
+                path, examine=find_numerical_lint_mistakes, versions=versions, imports=imports
             )
             exceptions[path] = _text_on_what_is_not_ordinary(result, imports)
         return exceptions[path]
@@ -204,7 +208,9 @@ def _text_on_what_is_not_ordinary(result: FileMigration, imports: ImportIndex) -
         return ""
     found: Finding | None = None
     if result.num_lines_by_hand and (
-        not migration.whole or migration.core is not None or not files_needing_apex([result.path], imports)
+        not migration.whole
+        or migration.core is not None
+        or not files_needing_apex_despite_adapter([result.path], imports)
     ):
         found = migration.left_by_hand[0]
         # What a message advises is for a rewrite; of a file without a core, it may be that of other files.
@@ -301,7 +307,7 @@ def _unchanged_if_others_stay(
 def _files_with_core_around(result: FileMigration, imports: ImportIndex) -> list[Path]:
     """Return the other files with a part of Apex's core that run where a file does."""
     around, module = _neighbors_and_module(result, imports)
-    return around.files_of_program_that(module, has_part_of_training)
+    return around.files_of_program_that(module, has_part_of_apex_core)
 
 
 def _neighbors_and_module(result: FileMigration, imports: ImportIndex) -> tuple[Neighbors, Module]:

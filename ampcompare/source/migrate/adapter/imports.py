@@ -149,7 +149,7 @@ def adapt_text(
     module = Module(text)
     names = ModuleImports(module)
     edits = Edits(module)
-    if callers := _apex_caller_findings(module, is_of_project):
+    if callers := _findings_on_packages_calling_apex(module, is_of_project):
         return Migration(text, callers, len(names.uses), len(names.uses))
     missing = [(node, full) for node, full in names.uses if name_in_adapter_of(full) is None]
     guarded = [
@@ -188,7 +188,9 @@ def adapt_text(
     )
 
 
-def _apex_caller_findings(module: Module, is_of_project: Callable[[str], object]) -> list[Finding]:
+def _findings_on_packages_calling_apex(
+    module: Module, is_of_project: Callable[[str], object]
+) -> list[Finding]:
     """Return what keeps a file on the installed Apex, since another package calls that."""
     return [
         Finding.of_node(each.node, BY_HAND, each.text_with_apex(INSTALLED))

@@ -72,7 +72,7 @@ class ImportRoots:
                     return folders[0]
         return next((each for each in folders if not _is_package(each)), folders[0])
 
-    def is_imported_from(self, root: Path, path: Path) -> bool:
+    def is_file_or_sibling_imported_from(self, root: Path, path: Path) -> bool:
         """Return whether a file, or one that lies with it, is imported from a folder by another file."""
         exact, near = self._roots_of_file_and_of_neighbors(path)
         return absolute_path(root) in {*exact, *near}
@@ -128,13 +128,13 @@ class ImportRoots:
             for importer, name in self._imports
         )
 
-    def imports_module_below(self, path: Path, root: Path) -> bool:
+    def imports_module_only_below(self, path: Path, root: Path) -> bool:
         """Return whether a file imports a module that lies below a folder, and in no folder above the file itself.
 
         No folder that is nearer to the file may have such a module: another project has one of the same name. A script
         must change `sys.path`, itself or by a module next to it: nothing else leads it out of its own folder.
         """
-        if path.parent != root and is_script(path) and not _may_change_sys_path(path):
+        if path.parent != root and is_script(path) and not _may_file_or_neighbor_change_path(path):
             return False
         own, base = absolute_path(path), self._project_folder_of(path)
         common = Path(os.path.commonpath([own, absolute_path(root)]))
@@ -251,7 +251,9 @@ class ImportRoots:
 
     def _package_imported_by_all(self, root: Path, paths: Sequence[Path]) -> str:
         """Return a package of a folder that all files import; "" for none."""
-        imported = [_top_packages(self._index.names_in_imports_of(absolute_path(path))) for path in paths]
+        imported = [
+            _nonstandard_top_packages(self._index.names_in_imports_of(absolute_path(path))) for path in paths
+        ]
         names = set[str].intersection(*imported) if imported else set[str]()
         found = (name for name in sorted(names) if _is_package(root / name) and not SCRATCH.fullmatch(name))
         return next(found, "")
@@ -319,7 +321,7 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
     return first if first is not None and changes and first.lineno < min(changes) else None
 
 
-def _may_change_sys_path(path: Path) -> bool:
+def _may_file_or_neighbor_change_path(path: Path) -> bool:
     """Return whether a file, or a module next to it that it imports, names `sys.path`."""
     content = read_source_bytes(path)
     names = _nonstandard_top_packages_imported(content.decode("utf-8", errors="replace"))
@@ -380,10 +382,10 @@ def _nonstandard_top_packages_imported(text: str) -> set[str]:
 
     A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.
     """
-    return _top_packages(names_in_imports(text))
+    return _nonstandard_top_packages(names_in_imports(text))
 
 
-def _top_packages(names: Iterable[str]) -> set[str]:
+def _nonstandard_top_packages(names: Iterable[str]) -> set[str]:
     return {name.partition(".")[0] for name in names} - {"apex", "torch", ""} - STANDARD
 
 

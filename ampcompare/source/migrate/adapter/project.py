@@ -21,13 +21,13 @@ from ampcompare.source.migrate.adapter.places import (
     is_script,
     is_test_or_example,
 )
-from ampcompare.source.migrate.project import FileMigration, migration_with_questions_to_packages
+from ampcompare.source.migrate.project import FileMigration, migration_with_library_availability_findings
 from ampcompare.source.migrate.read.apex_callers import (
-    calls_with_model_and_optimizer,
     find_apex_callers_of_file,
     find_own_autocast,
     may_call_apex_through_package,
     opens_own_autocast,
+    outside_calls_with_model_and_optimizer,
 )
 from ampcompare.source.migrate.read.early_names import (
     BOUND_EARLY,
@@ -191,7 +191,9 @@ def _may_file_initialize_apex(path: Path) -> bool:
     )
 
 
-def files_needing_apex(paths: Iterable[Path], imports: ImportIndex | None = None) -> list[Path]:
+def files_needing_apex_despite_adapter(
+    paths: Iterable[Path], imports: ImportIndex | None = None
+) -> list[Path]:
     """Return the files that need Apex even with the adapter, or cannot be read."""
     plans, faults = adapter_plans_and_unread_files(paths, imports=imports)
     files = [file for plan in plans for file in plan.files]
@@ -229,13 +231,13 @@ def _adapter_plan_of_project(
         migration = adapt_text(
             document.text, own, depth=depth, exports=path.name == "__init__.py", is_of_project=place_of
         )
-        migration = migration_with_questions_to_packages(path, document.text, migration, imports)
+        migration = migration_with_library_availability_findings(path, document.text, migration, imports)
         is_found = path.parent in (root, place.parent) or places.has_importer_directly_in(place.parent, path)
         if path in early and not is_found:
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = _migration_with_findings(migration, [late])
         if own != ADAPTER and ADAPTER in migration.text:
-            both = _name_imported_in_two_ways(path, document.text, imports)
+            both = _neighbor_imported_bare_and_packaged(path, document.text, imports)
             start = [Finding(1, 0, BY_HAND, TWO_WAYS.format(both, own))] if both else []
             start += _notes_on_runs_without_package(document.text, own)
             migration = _migration_with_findings(migration, start)
@@ -256,7 +258,7 @@ def _migration_with_findings(migration: Migration, findings: Iterable[Finding]) 
     return replace(migration, findings=sorted({*migration.findings, *findings}))
 
 
-def _name_imported_in_two_ways(path: Path, text: str, imports: ImportIndex) -> str:
+def _neighbor_imported_bare_and_packaged(path: Path, text: str, imports: ImportIndex) -> str:
     """Return a module next to a file that it imports in a `try` as a script does, else as of its package, or reversed.
 
     "" for none.
@@ -348,12 +350,12 @@ def _plan_with_notes_on_program(plan: AdapterPlan, imports: ImportIndex) -> Adap
 
 
 def _notes_on_rest_of_program(
-    file: FileMigration, planned: Container[Path], imports: ImportIndex
+    file: FileMigration, noted_paths: Container[Path], imports: ImportIndex
 ) -> Iterator[Finding]:
     """Yield notes on what else casts, or calls Apex, where a file that initializes runs.
 
     Args:
-        planned: files of which something is said already.
+        noted_paths: files of which something is said already.
     """
     assert file.document is not None
     own, module = absolute_path(file.path), Module(file.document.text)
@@ -362,7 +364,7 @@ def _notes_on_rest_of_program(
     initialize = next((each for each in map(module.parent, uses) if isinstance(each, ast.Call)), uses[0])
     program = imports.files_of_program(own)
     for path in program:
-        if path in planned or not imports.is_question_true_of_module(path, may_call_apex_through_package):
+        if path in noted_paths or not imports.is_question_true_of_module(path, may_call_apex_through_package):
             continue
         other = imports.module_of_file(path)
         if other is not None and find_apex_callers_of_file(path, other, imports):
@@ -376,7 +378,7 @@ def _notes_on_rest_of_program(
             return [os.path.relpath(path, own.parent) for path in found]
 
         yield from _notes_on_o1_only_casts(names, initialize, others_that)
-    for call, full in calls_with_model_and_optimizer(names):
+    for call, full in outside_calls_with_model_and_optimizer(names):
         if imports.find_file_and_name_of_definition(own, full) is None:
             yield Finding.of_node(call, NOTE, RECEIVED.format(last_part(full), full.partition(".")[0]))
 
@@ -409,7 +411,10 @@ def _notes_on_o1_only_casts(
         yield Finding.of_node(initialize, NOTE, BY_ADAPTER.format(shown))
     statements = [each for each, _ in names.imports]
     if statements and all(_may_run_behind_models(module, each) for each in statements):
-        for place in [*["this file"] * _registers_hooks(module), *others_that(_registers_hooks)][:1]:
+        for place in [
+            *["this file"] * _registers_tensor_hooks(module),
+            *others_that(_registers_tensor_hooks),
+        ][:1]:
             yield Finding.of_node(statements[0], NOTE, EARLY_HOOKS.format(place))
 
 
@@ -426,7 +431,7 @@ def _may_run_behind_models(module: Module, statement: ast.stmt) -> bool:
     return any(isinstance(each, ast.Assign) and isinstance(each.value, ast.Call) for each in above)
 
 
-def _registers_hooks(module: Module) -> bool:
+def _registers_tensor_hooks(module: Module) -> bool:
     """Return whether a module registers hooks of tensors."""
     return any(True for _ in module.method_calls("register_hook"))
 
@@ -491,13 +496,13 @@ def _migration_with_core_on_apex(file: FileMigration, left: str) -> FileMigratio
         reason = Finding.of_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
         return replace(file, migration=Migration(file.document.text, [reason]))
     names = ModuleImports(Module(file.document.text))
-    if names.uses or not all(_imports_amp_alone(statement) for statement, _ in names.imports):
+    if names.uses or not all(_imports_only_amp_or_apex(statement) for statement, _ in names.imports):
         return file
     unused = [Finding.of_node(each, BY_HAND, UNUSED_STAYS.format(left)) for each, _ in names.imports[:1]]
     return replace(file, migration=Migration(file.document.text, unused))
 
 
-def _imports_amp_alone(statement: ImportNode) -> bool:
+def _imports_only_amp_or_apex(statement: ImportNode) -> bool:
     """Return whether an import has nothing of Apex but `amp`, or Apex as a whole."""
     package = statement.module if isinstance(statement, ast.ImportFrom) else None
     return all(
@@ -510,7 +515,7 @@ def _share_adapter_with_importers(groups: dict[Path, list[Path]], places: Import
     """Let files that import modules of a folder which only `sys.path` leads to share the adapter that lies there."""
     for root in sorted(groups, key=lambda each: len(groups[each]), reverse=True):
         for other in [each for each in groups if each != root and root in groups]:
-            joining = [path for path in groups[other] if places.imports_module_below(path, root)]
+            joining = [path for path in groups[other] if places.imports_module_only_below(path, root)]
             groups[root] += joining
             groups[other] = [path for path in groups[other] if path not in joining]
             if not groups[other]:
@@ -536,5 +541,5 @@ def _share_adapter_of_folder_around(groups: dict[Path, list[Path]], places: Impo
         above = next((each for each in root.parents if each in groups), None)
         if above is None or any(is_script(path) for path in groups[root]):
             continue
-        if not any(places.is_imported_from(root, path) for path in groups[root]):
+        if not any(places.is_file_or_sibling_imported_from(root, path) for path in groups[root]):
             groups[above] += groups.pop(root)

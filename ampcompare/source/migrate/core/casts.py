@@ -18,7 +18,7 @@ from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.fp64 import BY_AUTOCAST, find_fp64_in_networks
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
-from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
+from ampcompare.source.migrate.read.wide_tensors import Fp32TensorFinder
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import (
     FunctionNode,
@@ -156,7 +156,7 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
             for node in [] if is_half else islice(find_fp64_in_networks(module), 1):
                 core.add_note(initialize.call, BY_AUTOCAST.format(f"{where}line {node.lineno}"))
-            for text, nodes in [] if is_half else _mixed_arithmetic_with_remarks(module, forwards):
+            for text, nodes in [] if is_half else _remarks_and_mixed_arithmetic(module, forwards):
                 lines = [f"`{ast.unparse(each).splitlines()[0]}` (line {each.lineno})" for each in nodes]
                 core.add_note(initialize.call, where + text.format(", ".join(dict.fromkeys(lines))))
         places = list(_first_fp32_conversions_in_models(core)) if is_half else []
@@ -196,7 +196,7 @@ def forwards_of_models(core: ApexCore) -> set[Scope]:
     return found
 
 
-def _mixed_arithmetic_with_remarks(
+def _remarks_and_mixed_arithmetic(
     module: Module, forwards: set[Scope]
 ) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
     """Yield what is said of arithmetic in networks that O1 computes in another type than torch, with its nodes."""
@@ -210,7 +210,7 @@ def _mixed_arithmetic_with_remarks(
     ]
     for text, found in (
         (NUMBERS, ScalarTensorFinder(module).nodes_mixing_scalar_tensors(nodes)),
-        (WIDE_IN_PLACE, WideTensorFinder(module, forwards).inplace_arithmetic_with_wide_operand(nodes)),
+        (WIDE_IN_PLACE, Fp32TensorFinder(module, forwards).inplace_arithmetic_with_fp32_operand(nodes)),
     ):
         if found:
             yield text, found
@@ -265,7 +265,7 @@ def _may_call_meet_autocast(core: ApexCore, module: Module, call: ast.Call, outp
     if outputs.coverage.coverage_of_node(module, call) is not Answer.NO:
         return True
     return module is core.module and any(
-        map(outputs.may_hold_output, [*argument_values(call), *_receivers_of_call(call)])
+        map(outputs.may_hold_output, [*argument_values(call), *_method_receiver_if_any(call)])
     )
 
 
@@ -312,7 +312,7 @@ def _is_method_of_tensor(call: ast.Call, own: set[str]) -> bool:
     return dotted_name(call.func.value) != "self" and call.func.attr not in own
 
 
-def keep_cpu_outputs_fp32(core: ApexCore, outputs: AutocastOutputs) -> None:
+def keep_types_of_outputs_and_products(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Let outputs that go to the CPU be fp32, as under O1, and products in place work, in all files of the project.
 
     Raises:
@@ -354,7 +354,7 @@ def _note_cpu_moves_elsewhere(core: ApexCore, outputs: AutocastOutputs) -> None:
 
 def _cast_or_note_inplace_products(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Cast the arguments of products in place that run under autocast as O1 did, or note them where they may."""
-    for call, text in _products_in_place(core.module):
+    for call, text in _inplace_products_and_remarks(core.module):
         if not _may_call_meet_autocast(core, core.module, call, outputs) or _cast_product_arguments(
             core, call
         ):
@@ -363,7 +363,7 @@ def _cast_or_note_inplace_products(core: ApexCore, outputs: AutocastOutputs) -> 
             raise UnsureRewrite(call, PRODUCT_HERE.format(text))
         core.add_note(call, text)
     for _, module in core.around.modules_of_program(core.module) if core.sites.initializes else ():
-        for call, text in _products_in_place(module):
+        for call, text in _inplace_products_and_remarks(module):
             answer, name = outputs.coverage.coverage_of_node(module, call), last_name(call.func)
             if answer is Answer.NO:
                 continue
@@ -376,7 +376,7 @@ def _cast_or_note_inplace_products(core: ApexCore, outputs: AutocastOutputs) -> 
             core.add_note(first, PRODUCT_ELSEWHERE.format(*words))
 
 
-def _products_in_place(module: Module) -> Iterator[tuple[ast.Call, str]]:
+def _inplace_products_and_remarks(module: Module) -> Iterator[tuple[ast.Call, str]]:
     """Yield the products that write into a tensor, each with what is said of it."""
     for call, _ in module.method_calls(*IN_PLACE):
         yield call, PRODUCT.format(last_name(call.func))
@@ -389,13 +389,13 @@ def _products_in_place(module: Module) -> Iterator[tuple[ast.Call, str]]:
                 yield call, PRODUCT_INTO.format(name)
 
 
-def _receivers_of_call(call: ast.Call) -> list[ast.expr]:
+def _method_receiver_if_any(call: ast.Call) -> list[ast.expr]:
     return [call.func.value] if isinstance(call.func, ast.Attribute) else []
 
 
 def _cast_product_arguments(core: ApexCore, call: ast.Call) -> bool:
     """Cast the factors of a product in place to the type of its receiver; return whether that can be written."""
-    names = [dotted_name(each) for each in _receivers_of_call(call)]
+    names = [dotted_name(each) for each in _method_receiver_if_any(call)]
     factors = [each.value for each in call.keywords if each.arg in FACTORS]
     factors = [*call.args[max(0, len(call.args) - 2 + len(factors)) :], *factors]
     if last_name(call.func) not in IN_PLACE or None in names or len(factors) != 2:

@@ -130,9 +130,9 @@ class ApexCore:
             if isinstance(one, ast.Subscript)
         }
 
-    def parameters_receiving(self, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
+    def parameters_receiving(self, call: ast.Call, argument_names: set[str]) -> list[tuple[str, Called]]:
         """Return the parameters of functions of the project that get one of some objects in a call of this module."""
-        return parameters_receiving(self.index, call, names)
+        return parameters_receiving(self.index, call, argument_names)
 
     def runs_before_initialize(self, statement: ast.stmt) -> bool:
         """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
@@ -140,9 +140,9 @@ class ApexCore:
             return True
         module, function = self.module, self.module.function_around(statement)
         later = [each.statement for each in self.sites.initializes if each.function is function]
-        loops = {each for each in module.nodes_up_to_function(statement) if isinstance(each, LoopNode)}
+        loops = {each for each in module.ancestors_up_to_function(statement) if isinstance(each, LoopNode)}
         return bool(later) and all(
-            statement.lineno < each.lineno and loops.isdisjoint(module.nodes_up_to_function(each))
+            statement.lineno < each.lineno and loops.isdisjoint(module.ancestors_up_to_function(each))
             for each in later
         )
 
@@ -218,15 +218,17 @@ def last_name_before_index(node: ast.expr) -> str:
     return last_name(node)
 
 
-def parameters_receiving(index: Index, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
+def parameters_receiving(index: Index, call: ast.Call, argument_names: set[str]) -> list[tuple[str, Called]]:
     """Return the parameters of functions of the project that get one of some objects in a call of a module."""
-    if not any(names & last_names_of_objects(each) for each in argument_values(call)):
+    if not any(argument_names & last_names_of_objects(each) for each in argument_values(call)):
         return []
     found = []
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
         if isinstance(each, Called) and isinstance(each.scope.node, FunctionNode):
             bound = arguments(call, each.module.positional_parameters_without_self(each.scope.node))
-            found += [(key, each) for key, one in bound.items() if names & last_names_of_objects(one)]
+            found += [
+                (key, each) for key, one in bound.items() if argument_names & last_names_of_objects(one)
+            ]
     return found
 
 

@@ -24,7 +24,7 @@ from ampcompare.source.migrate.core.state_dict import rewrite_amp_state
 from ampcompare.source.migrate.core.steps import (
     insert_unscale_and_replace_masters,
     note_joint_skips,
-    note_steps_with_scaled_gradients,
+    note_or_refuse_scaled_steps,
     refuse_fp16_parameter_tensors,
     rewrite_steps,
 )
@@ -32,8 +32,8 @@ from ampcompare.source.migrate.read.apex_callers import find_apex_callers
 from ampcompare.source.migrate.read.apex_guards import (
     PASSED_ON,
     SWITCHED,
+    apex_names_rebound_by_choice,
     is_only_tested_for_presence,
-    names_switched_by_script,
     places_replacing_apex,
 )
 from ampcompare.source.migrate.read.finding import UnsureRewrite
@@ -137,7 +137,7 @@ def rewrite_core(
     core = ApexCore(module, index, around, names, edits, torch, sites, planned, order, forward)
     for node in [each for each, text in names_bound_by_text(module) if text == UNSEEN]:
         core.add_note(node, NAMES_UNSEEN)
-    for call, name in calls_given_loss_and_optimizer(core):
+    for call, name in outside_calls_with_loss_and_optimizer(core):
         raise UnsureRewrite(call, HANDED_ON.format(name))
     for backward in forward.missing:
         raise UnsureRewrite(backward.statement, FORWARD_UNSEEN)
@@ -155,7 +155,7 @@ def rewrite_core(
     for backward in sites.backwards:
         _rewrite_backward(core, backward)
     rewrite_steps(core)
-    note_steps_with_scaled_gradients(core)
+    note_or_refuse_scaled_steps(core)
     note_joint_skips(core)
     refuse_fp16_parameter_tensors(core)
     rewrite_amp_state(core)
@@ -234,7 +234,7 @@ def _refuse_apex_passed_or_rebound(module: Module, names: ModuleImports) -> None
     for statement, _ in names.imports:
         if isinstance(module.parent(statement), ast.ClassDef):
             raise UnsureRewrite(statement, PASSED_ON.format("apex"))
-    for name, node in names_switched_by_script(module, names).items():
+    for name, node in apex_names_rebound_by_choice(module, names).items():
         meanings = {names.full_name_of(node), *module.top.imports.get(name, ())}
         if any(each == "apex" or (each or "").startswith("apex.amp") for each in meanings):
             raise UnsureRewrite(node, SWITCHED.format(name))
@@ -404,7 +404,7 @@ def _refuse_loss_without_step(module: Module, sites: Sites) -> None:
                 raise UnsureRewrite(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
 
 
-def calls_given_loss_and_optimizer(core: ApexCore) -> Iterator[tuple[ast.Call, str]]:
+def outside_calls_with_loss_and_optimizer(core: ApexCore) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
     known = {last_part(key) for key in core.sites.optimizers} | {
         last_part(each.optimizer) for each in core.sites.steps

@@ -53,11 +53,11 @@ class EarlyRuns:
 
     def _place_in_scope(self, scope: Scope, statement: ast.stmt) -> Place:
         module = scope.module
-        loops = {each for each in module.nodes_up_to_function(statement) if isinstance(each, LoopNode)}
+        loops = {each for each in module.ancestors_up_to_function(statement) if isinstance(each, LoopNode)}
         leading = self._leading[scope]
         is_above = all(
             statement.lineno < each.lineno
-            and loops.isdisjoint(module.nodes_up_to_function(each))
+            and loops.isdisjoint(module.ancestors_up_to_function(each))
             and not never_run_together(module, statement, each)
             for each in leading
         )

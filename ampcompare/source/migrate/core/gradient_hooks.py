@@ -48,7 +48,7 @@ def _computations_of_hook(core: ApexCore, module: Module, call: ast.Call) -> Ite
         yield UNSEEN
         return
     seen = set[Scope]()
-    waiting, others = _functions_of(core, hook, module.scope_of[call])
+    waiting, others = _functions_and_outside_names_of(core, hook, module.scope_of[call])
     yield from others
     for scope in waiting:  # which grows meanwhile
         if scope in seen:
@@ -58,12 +58,16 @@ def _computations_of_hook(core: ApexCore, module: Module, call: ast.Call) -> Ite
             if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in OPERATORS:
                 yield OPERATORS[type(node.op)]
             elif isinstance(node, ast.Call):
-                functions, others = _functions_of(core, node.func, scope.module.scope_of[node])
+                functions, others = _functions_and_outside_names_of(
+                    core, node.func, scope.module.scope_of[node]
+                )
                 waiting += functions
                 yield from others
 
 
-def _functions_of(core: ApexCore, node: ast.expr, scope: Scope) -> tuple[list[Scope], list[str]]:
+def _functions_and_outside_names_of(
+    core: ApexCore, node: ast.expr, scope: Scope
+) -> tuple[list[Scope], list[str]]:
     """Return the functions of the project that an expression may be, and the others that may cast, by name."""
     callee = core.index.function_of_expression(node, scope)
     found = functions_of_callee(callee)

@@ -70,14 +70,14 @@ def refuse_or_note_half_networks(core: ApexCore) -> None:
     """
     if fp16_level_of_file(core.sites) or not core.sites.initializes:
         return
-    for run, line in _calls_after_fp16_cast(core.index):
+    for run, line in _calls_and_line_of_fp16_cast(core.index):
         if not core.has_autocast(run) and not core.runs_before_initialize(core.module.statement_around(run)):
             raise UnsureRewrite(run, HALF_RUNS.format(line))
     coverage, first = AutocastCoverage(core), core.sites.initializes[0].call
     for module in core.around.modules_imported_transitively(core.module):
         runs = [
             each
-            for each in _calls_after_fp16_cast(core.index.index_seen_from(module))
+            for each in _calls_and_line_of_fp16_cast(core.index.index_seen_from(module))
             if not _runs_under_autocast(coverage, module, each[0])
         ]
         for number, (run, line) in enumerate(runs):
@@ -119,7 +119,7 @@ def makes_fp16(module: Module, node: ast.AST) -> bool:
     return is_name and module.resolve(node, follow=False) in HALVES
 
 
-def _calls_after_fp16_cast(index: Index) -> Iterator[tuple[ast.Call, int]]:
+def _calls_and_line_of_fp16_cast(index: Index) -> Iterator[tuple[ast.Call, int]]:
     """Yield the calls that run an object after its cast to fp16, each with the line of that.
 
     What is called is a network, or a copy of one: tensors are not.
@@ -170,7 +170,7 @@ def _cast_if_it_may_run_before(module: Module, call: ast.Call, cast: ast.Call, n
             name.startswith("self.") or function is None or function in list(module.functions_around(call))
         )
         return cast if is_shared else None
-    loops = [each for each in module.nodes_up_to_function(call) if isinstance(each, LoopNode)]
+    loops = [each for each in module.ancestors_up_to_function(call) if isinstance(each, LoopNode)]
     return (
         cast if cast.lineno < call.lineno or any(each in module.ancestors(cast) for each in loops) else None
     )

@@ -114,7 +114,7 @@ class BindingsOfScope:
     def _binding_reaches(self, binding: Binding, path: Path, node: ast.AST) -> bool:
         """Return whether what is bound may still be there where a node stands, in a later round of a loop too."""
         module, place = self._module, _start_of_node(node)
-        around = [node, *module.nodes_up_to_function(node)]
+        around = [node, *module.ancestors_up_to_function(node)]
         statements = [
             each for each in around if isinstance(each, ast.stmt) and not isinstance(each, FunctionNode)
         ]

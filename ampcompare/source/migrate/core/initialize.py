@@ -123,7 +123,7 @@ def _find_earlier_call_always_run(core: ApexCore, initialize: InitializeCall) ->
 
 def _refuse_call_in_expression(core: ApexCore, initialize: InitializeCall) -> None:
     """Refuse a call that a part of an expression decides on, or a `match`."""
-    for outer in core.module.nodes_up_to_function(initialize.call):
+    for outer in core.module.ancestors_up_to_function(initialize.call):
         if isinstance(outer, (ast.IfExp, ast.BoolOp, ast.match_case)):
             where = "a `match`" if isinstance(outer, ast.match_case) else "a conditional expression"
             raise UnsureRewrite(initialize.call, f"amp.initialize is called in {where}; write it as an `if`")

@@ -30,7 +30,7 @@ OF_SCALE = (
 
 
 def rewrite_or_refuse_apex_internals(core: ApexCore) -> None:
-    """Refuse private state of Apex, which has no equivalent."""
+    """Rewrite reads of the loss scale, and refuse any other private state of Apex, which has no equivalent."""
     for node, name in find_apex_internals_uses(core.index):
         raise UnsureRewrite(node, NO_EQUIVALENT.format(name))
     for use, meaning in core.names.uses:

@@ -249,7 +249,7 @@ class _NamesOfOutputs:
         node = function.scope.node
         if self._depth >= MAX_DEPTH or isinstance(node, (ast.Module, ast.ClassDef)):
             return Answer.UNKNOWN
-        return self._follower.function_casts_parameters(
+        return self._follower.function_computes_on_parameters(
             function, self.held_parameters_of(call, function), self._depth + 1
         )
 
@@ -403,7 +403,7 @@ class AutocastOutputs:
             node = node.value
         return True
 
-    def function_casts_parameters(self, function: Called, given: frozenset[Path], depth: int) -> Answer:
+    def function_computes_on_parameters(self, function: Called, given: frozenset[Path], depth: int) -> Answer:
         """Return whether a function computes on some of its parameters in a type that O1's lists decide."""
         key = (function.scope, given)
         if key not in self._answers:

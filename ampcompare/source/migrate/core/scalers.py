@@ -111,7 +111,11 @@ def runs_under_varying_tests(index: Index, initialize: InitializeCall) -> bool:
 def _tests_around_initialize(module: Module, initialize: InitializeCall) -> list[ast.expr]:
     """Return the tests that decide on a call in each round of its loop, or else in each call of its function."""
     loop = next(
-        (each for each in module.nodes_up_to_function(initialize.statement) if isinstance(each, LoopNode)),
+        (
+            each
+            for each in module.ancestors_up_to_function(initialize.statement)
+            if isinstance(each, LoopNode)
+        ),
         None,
     )
     inside = [
@@ -128,7 +132,7 @@ def _tests_vary_in_loop(module: Module, initialize: InitializeCall) -> bool:
     keys = _dotted_names_in(_tests_around_initialize(module, initialize))
     return any(
         isinstance(loop, LoopNode) and keys & names_bound_in(loop)
-        for loop in module.nodes_up_to_function(initialize.statement)
+        for loop in module.ancestors_up_to_function(initialize.statement)
     )
 
 
@@ -163,7 +167,7 @@ def _scaler_outlasts_call(index: Index, initialize: InitializeCall) -> bool:
     for call in index.possible_calls_and_completeness(module.scope_from[function])[0]:
         given = [value for name, value in arguments(call, names).items() if name in asked]
         home = index.scope_of_call(call).module
-        loops = [each for each in home.nodes_up_to_function(call) if isinstance(each, LoopNode)]
+        loops = [each for each in home.ancestors_up_to_function(call) if isinstance(each, LoopNode)]
         if any(_dotted_names_in(given) & names_bound_in(loop) for loop in loops):
             return True
     return False

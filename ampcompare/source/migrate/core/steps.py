@@ -152,7 +152,7 @@ def _insert_unscale_of_step(
                 _rewrite_read_of_scaled_gradients(core, optimizer, step, each)
             return
         only_if |= missing
-    _refuse_mixed_gradients(core, optimizer, step, reads)
+    _refuse_adding_scaled_to_unscaled(core, optimizer, step, reads)
     statements = {_statement_to_unscale_above(core, read) for read in reads}
     scaler = core.scaler_expression
     lines = [f"{scaler}.unscale_({optimizer})"]
@@ -186,7 +186,7 @@ def _gradient_guards_around(core: ApexCore, step: OptimizerStep) -> list[ast.If]
     ]
 
 
-def _refuse_mixed_gradients(
+def _refuse_adding_scaled_to_unscaled(
     core: ApexCore, optimizer: str, step: OptimizerStep, reads: list[GradientRead]
 ) -> None:
     """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
@@ -386,7 +386,7 @@ def rewrite_steps(core: ApexCore) -> None:
 
 def _refuse_step_retried_after_error(module: Module, step: OptimizerStep) -> None:
     """Refuse a step in a `try` within a loop that goes on after an error, such as one of memory."""
-    around = list(module.nodes_up_to_function(step.statement))
+    around = list(module.ancestors_up_to_function(step.statement))
     for place, outer in enumerate(around):
         loops = [each for each in around[place:] if isinstance(each, LoopNode)]
         if isinstance(outer, ast.Try) and loops and module.is_in_statements(step.statement, outer.body):
@@ -427,12 +427,13 @@ def _leaves_loop_round_or_function(statement: ast.If) -> bool:
 
 
 def _steps_without_apex(
-    core: ApexCore, function: FunctionNode | None, *, plain: bool = False
+    core: ApexCore, function: FunctionNode | None, *, below_unscaled_passes: bool = False
 ) -> list[tuple[ast.Call, str]]:
     """Return the steps, below a backward pass of a function, of optimizers that Apex has nothing to do with.
 
     Args:
-        plain: ask for passes that Apex does not scale, and whose scaler may be on; by default for those that it does.
+        below_unscaled_passes: ask for passes that Apex does not scale, and whose scaler may be on; by default for
+            those that it does.
     """
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
@@ -440,7 +441,11 @@ def _steps_without_apex(
         each.statement
         for each in sites.backwards
         if each.function is function
-        and (not plain if each.block else plain and not _is_scaler_off_at(core, each))
+        and (
+            not below_unscaled_passes
+            if each.block
+            else below_unscaled_passes and not _is_scaler_off_at(core, each)
+        )
     ]
     found, kinds = [], ObjectKinds(module, core.index)
     for node, stepped in module.method_calls("step"):
@@ -508,14 +513,14 @@ def _makes_fp16_tensor(core: ApexCore, value: ast.expr | None) -> bool:
     return False
 
 
-def note_steps_with_scaled_gradients(core: ApexCore) -> None:
+def note_or_refuse_scaled_steps(core: ApexCore) -> None:
     """Note the optimizers that may step with gradients that are still scaled, and plain losses that are scaled now.
 
     Raises:
         UnsureRewrite: an optimizer that Apex does not know may step with a loss that Apex does not scale.
     """
     for function in dict.fromkeys(each.function for each in core.sites.backwards if each.block):
-        for call, key in _steps_without_apex(core, function, plain=True):
+        for call, key in _steps_without_apex(core, function, below_unscaled_passes=True):
             raise UnsureRewrite(call, UNSCALED_WITH_APEX.format(key))
         for call, key in _steps_without_apex(core, function):
             core.add_note(call, APART.format(key))

@@ -18,7 +18,7 @@ from ampcompare.source.index import UnknownFunction, functions_of_callee, own_no
 from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
-from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
+from ampcompare.source.migrate.read.wide_tensors import Fp32TensorFinder
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING, PARAMETER_LISTS, WITH_INDICES
 
@@ -112,7 +112,7 @@ def arithmetic_differing_under_o1(
     """Yield the arithmetic among nodes that O1 computes in another type than autocast, each with what is said of it."""
     for mixed in ScalarTensorFinder(module).nodes_mixing_scalar_tensors(nodes):
         yield mixed, MEETS_NUMBER.format(ast.unparse(mixed))
-    for changed in WideTensorFinder(module).inplace_arithmetic_with_wide_operand(nodes):
+    for changed in Fp32TensorFinder(module).inplace_arithmetic_with_fp32_operand(nodes):
         yield changed, CHANGES_IN_PLACE.format(ast.unparse(changed))
 
 

@@ -18,8 +18,8 @@ from ampcompare.source.migrate.ordinary.flow import arithmetic_differing_under_o
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
     makes_fp32_number,
+    networks_store_into_tensors,
     refuse_forbidden_words,
-    stores_into_tensors,
     unlisted_torch_name,
 )
 from ampcompare.source.migrate.read.apex_guards import (
@@ -102,16 +102,16 @@ def find_what_is_not_ordinary(core: ApexCore, migration: Migration, text: str) -
         _refuse_unread_model_or_optimizer(core)
         refuse_forbidden_words(core)
         refuse_unlisted_value_flow(core)
-        _refuse_noted_rewrite(core, migration)
+        _refuse_note_beyond_rounding(core, migration)
     except UnsureRewrite as error:
         return Finding.of_node(error.node, "", str(error))
     return None
 
 
-def _refuse_noted_rewrite(core: ApexCore, migration: Migration) -> None:
+def _refuse_note_beyond_rounding(core: ApexCore, migration: Migration) -> None:
     """Refuse a rewrite with a note that is no mere rounding."""
     beginning = OF_O1.partition("{0}")[0]
-    allowed = ROUNDED if stores_into_tensors(core) else ROUNDED | OTHER_TYPES
+    allowed = ROUNDED if networks_store_into_tensors(core) else ROUNDED | OTHER_TYPES
     for each in migration.findings:
         place = ast.Pass(lineno=each.line, col_offset=each.column)
         if each.message == ANSWERED or OWN_STATE in each.message:
@@ -192,7 +192,7 @@ def _refuse_unusual_initialize(core: ApexCore) -> None:
         or len(list(module.functions_around(initialize.call))) > 1
     ):
         raise UnsureRewrite(initialize.call, FLOW.format("in a method, or in a function inside of another"))
-    for outer in module.nodes_up_to_function(initialize.statement):
+    for outer in module.ancestors_up_to_function(initialize.statement):
         if isinstance(outer, LoopNode):
             raise UnsureRewrite(initialize.call, FLOW.format("in a loop"))
         if not isinstance(outer, (ast.If, ast.FunctionDef, ast.Module)):
@@ -306,7 +306,7 @@ def _refuse_unusual_update(core: ApexCore) -> None:
     (step,) = core.sites.steps
     _refuse_unusual_block(block)
     outer = _statement_of_backward(core, block)
-    if any(isinstance(each, ast.Try) for each in module.nodes_up_to_function(outer)):
+    if any(isinstance(each, ast.Try) for each in module.ancestors_up_to_function(outer)):
         raise OrdinaryForm.NO_TRY.refusal_of(block.statement)
     body = module.block_of(outer)
     if step.function is not block.function or step.options or step.statement not in body:

@@ -135,7 +135,7 @@ def refuse_forbidden_words(core: ApexCore) -> None:
             )
 
 
-def stores_into_tensors(core: ApexCore) -> bool:
+def networks_store_into_tensors(core: ApexCore) -> bool:
     """Return whether a network of the program writes into items of tensors, which must be of equal types then."""
     others = core.around.modules_of_program(core.module)
     for module in (core.module, *(each for _, each in others)):

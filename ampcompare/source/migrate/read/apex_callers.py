@@ -108,7 +108,7 @@ def _may_be_of_package(module: Module, function: ast.expr, package: str) -> bool
     return full is None or full.startswith(f"{package}.")
 
 
-def calls_with_model_and_optimizer(names: ModuleImports) -> Iterator[tuple[ast.Call, str]]:
+def outside_calls_with_model_and_optimizer(names: ModuleImports) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of other modules that get a model and an optimizer of an `amp.initialize`, with full names.
 
     Modules of the project are among them.

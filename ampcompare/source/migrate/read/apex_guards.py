@@ -77,7 +77,7 @@ def findings_of_texts_naming_apex(module: Module) -> list[Finding]:
     ]
 
 
-def outside_apex_question_findings(path: Path, text: str, imports: ImportIndex) -> list[Finding]:
+def library_apex_availability_findings(path: Path, text: str, imports: ImportIndex) -> list[Finding]:
     """Return a finding for each use of what a package outside of the project says of Apex.
 
     Args:
@@ -122,7 +122,11 @@ def is_only_tested_for_presence(module: Module, node: ast.AST) -> bool:
     """Return whether a name is only asked whether it is there, as in `if amp:` or `amp is not None`."""
     parent = module.parent(node)
     if isinstance(parent, ast.Compare):
-        return parent.left is node and is_literal(parent.comparators[0], None) and _is_identity_test(parent)
+        return (
+            parent.left is node
+            and is_literal(parent.comparators[0], None)
+            and _is_identity_or_equality_test(parent)
+        )
     while isinstance(parent, (ast.BoolOp, ast.UnaryOp)):
         if isinstance(parent, ast.UnaryOp):
             return isinstance(parent.op, ast.Not)
@@ -158,7 +162,7 @@ def tests_only_apex_presence(module: Module, test: ast.expr) -> bool:
     )
 
 
-def _is_identity_test(compare: ast.Compare) -> bool:
+def _is_identity_or_equality_test(compare: ast.Compare) -> bool:
     return isinstance(compare.ops[0], (ast.Is, ast.IsNot, ast.Eq, ast.NotEq))
 
 
@@ -177,7 +181,7 @@ def answer_availability_question_yes(module: Module, edits: Edits, node: ast.AST
     )
 
 
-def names_switched_by_script(module: Module, names: ModuleImports) -> dict[str, ast.AST]:
+def apex_names_rebound_by_choice(module: Module, names: ModuleImports) -> dict[str, ast.AST]:
     """Return the names of Apex that a script binds to something else by its own choice, each with the place.
 
     What is bound where an import fails, or above such an import, stands for a missing Apex; what has the twin of torch
@@ -193,7 +197,7 @@ def names_switched_by_script(module: Module, names: ModuleImports) -> dict[str, 
             continue
         found.setdefault(node.id, node)
     own = {name for name, full in module.top.imports.items() if any(map(_is_of_apex, full))}
-    for place, name in (*names_bound_by_text(module), *_names_bound_globally(module)):
+    for place, name in (*names_bound_by_text(module), *_names_bound_by_global_statements(module)):
         if name in own:
             found.setdefault(name, place)
     return found
@@ -203,7 +207,7 @@ def _is_of_apex(full: str) -> bool:
     return full.partition(".")[0] in APEX
 
 
-def _names_bound_globally(module: Module) -> Iterator[tuple[ast.AST, str]]:
+def _names_bound_by_global_statements(module: Module) -> Iterator[tuple[ast.AST, str]]:
     """Yield the functions, classes and imports of other packages that a function binds as names of the module."""
     for scope in module.scopes:
         for name in scope.globals & scope.functions.keys():

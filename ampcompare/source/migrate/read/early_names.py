@@ -62,7 +62,7 @@ def find_early_bindings_of_torch(module: Module) -> dict[ast.AST, str]:
     """
     found: dict[ast.AST, list[str]] = {}
     uses = _UsesOfValues(module)
-    for statement, name in _imported_names(module, uses):
+    for statement, name in _imports_binding_early(module, uses):
         found.setdefault(statement, []).append(name)
     for node, name in (*_named_functions(module), *_looked_up_functions(module)):
         if not uses.runs_below_initialize(node) and not uses.is_kept_by_nothing(node):
@@ -85,7 +85,7 @@ def _name_cast_by_autocast(full: str) -> bool:
 # What gives a function.
 
 
-def _imported_names(module: Module, uses: _UsesOfValues) -> Iterator[tuple[ast.stmt, str]]:
+def _imports_binding_early(module: Module, uses: _UsesOfValues) -> Iterator[tuple[ast.stmt, str]]:
     """Yield the imports that bind functions before O1 casts, each with the name of one."""
     for imported in module.imports:
         statement, alias, full = imported
@@ -181,7 +181,7 @@ def _functions_by_key(
 ) -> Iterator[tuple[ast.expr, str]]:
     """Yield what a lookup in a module may give: the functions that the key surely names, or the lookup as text."""
     place = _full_name_of_module(module, base)
-    if place not in PLACES or _gives_type(module, node, key):
+    if place not in PLACES or _gives_dtype(module, node, key):
         return
     keys = None if key is None else _known_texts(module, key)
     if keys is not None:
@@ -190,7 +190,7 @@ def _functions_by_key(
         yield node, f"a function from {' '.join(module.source(node).split())}"
 
 
-def _gives_type(module: Module, node: ast.expr, key: ast.expr | None) -> bool:
+def _gives_dtype(module: Module, node: ast.expr, key: ast.expr | None) -> bool:
     """Return whether the names around a lookup say that it gives a `torch.dtype`, as `getattr(torch, args.dtype)`."""
     outer = module.parent(node)
     given = outer.arg or "" if isinstance(outer, ast.keyword) else ""

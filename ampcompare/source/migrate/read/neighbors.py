@@ -66,7 +66,7 @@ class Neighbors:
         """Return the module of a text, that of the file where it is its own."""
         return Project(self.path, imports=self.imports).module_of_text(text)
 
-    def modules_sharing_training(self, module: Module) -> Iterator[tuple[Path, Module]]:
+    def core_modules_sharing_training(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the other modules with a part of Apex's core through which the same training may go.
 
         One imports the other, or a third one both; where a file imports too many to look at, it may import any.
@@ -77,7 +77,7 @@ class Neighbors:
         around = imports.files_around(own)
         reached = [{path, *imports.files_imported_transitively(path)} for path in (*around, own)]
         for path in around:
-            if imports.is_question_true_of_module(path, has_part_of_training):
+            if imports.is_question_true_of_module(path, has_part_of_apex_core):
                 both = {path, own}
                 if any(_may_reach_both(both, theirs) for theirs in reached):
                     yield from self.project_of(module).modules_of_files([path])
@@ -93,7 +93,7 @@ class Neighbors:
         if (place := self._imports_and_path(module)) is None:
             return
         imports, own = place
-        for path, _ in self.modules_sharing_training(module):
+        for path, _ in self.core_modules_sharing_training(module):
             apart = own not in imports.files_imported_transitively(
                 path
             ) and path not in imports.files_imported_transitively(own)
@@ -103,11 +103,11 @@ class Neighbors:
                 and imports.is_question_true_of_module(path, _initializes_and_scales_loss)
             ):
                 yield path
-        for path in imports.files_of_project_with(own, frozenset(APEX)) if everywhere else ():
+        for path in imports.project_files_importing_words(own, frozenset(APEX)) if everywhere else ():
             if path != own and imports.is_question_true_of_module(path, needs_scaler):
                 yield path
 
-    def modules_checking_apex(self, module: Module) -> Iterator[tuple[Path, Module]]:
+    def core_modules_checking_apex(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the modules with a part of Apex's core that may ask whether Apex is there where a module does.
 
         They import it, if only through other files, or it imports them, as a test does.
@@ -118,7 +118,7 @@ class Neighbors:
         checking = [
             path
             for path in imports.files_around(own)
-            if imports.is_question_true_of_module(path, has_part_of_training)
+            if imports.is_question_true_of_module(path, has_part_of_apex_core)
             and (
                 path in imports.files_imported_transitively(own)
                 or own in imports.files_imported_transitively(path)
@@ -162,7 +162,7 @@ class Neighbors:
         if any(is_name_of_adapter(full) for _, _, full in module.imports):
             return self.path or Path()
         place = self._imports_and_path(module)
-        if place is None or not place[0].files_of_project_with(place[1], frozenset({ADAPTER})):
+        if place is None or not place[0].project_files_importing_words(place[1], frozenset({ADAPTER})):
             return None  # before all of the program is looked at
         return next(filter(place[0].imports_adapter, self.files_of_program(module)), None)
 
@@ -182,7 +182,7 @@ class Neighbors:
 ALONE = Neighbors()
 
 
-def initializes_apex(module: Module) -> bool:
+def initializes_apex_or_scaler(module: Module) -> bool:
     """Return whether a module initializes Apex, or makes an optimizer carry a scaler, as migrated files do."""
     for call in module.calls:
         if last_name(call.func) == "initialize" and _may_be_call_of_amp(module, call):
@@ -203,9 +203,9 @@ def needs_scaler(module: Module) -> bool:
     )
 
 
-def has_part_of_training(module: Module) -> bool:
+def has_part_of_apex_core(module: Module) -> bool:
     """Return whether a module initializes Apex, or needs what one that does has made."""
-    return initializes_apex(module) or needs_scaler(module)
+    return initializes_apex_or_scaler(module) or needs_scaler(module)
 
 
 def _initializes_and_scales_loss(module: Module) -> bool:
@@ -213,7 +213,7 @@ def _initializes_and_scales_loss(module: Module) -> bool:
     scales = any(
         last_name(call.func) == "scale_loss" and _may_be_call_of_amp(module, call) for call in module.calls
     )
-    return scales and initializes_apex(module)
+    return scales and initializes_apex_or_scaler(module)
 
 
 def _may_be_call_of_amp(module: Module, call: ast.Call) -> bool:

@@ -27,7 +27,7 @@ def network_classes(module: Module) -> Iterator[ast.ClassDef]:
 
 
 @lru_cache(maxsize=16)  # of the methods that are read now: each of their attributes asks
-def buffers_of_class(scope: Scope) -> frozenset[str]:
+def registered_tensor_names_of_class(scope: Scope) -> frozenset[str]:
     """Return the names of buffers and parameters that the class around a method registers by name."""
     calls = ast.walk(scope.owner.node) if scope.owner is not None else ()
     return frozenset(

@@ -35,7 +35,7 @@ from ampcompare.source.migrate.read.sites import (
     Sites,
     is_clip_or_norm_call,
     model_names,
-    reads_gradient,
+    reads_or_changes_gradient,
 )
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import SCHEDULER, may_be_optimizer_name
@@ -180,7 +180,7 @@ def is_backward_pass(module: Module, node: ast.AST) -> bool:
 
 def is_gradient_read(module: Module, node: ast.AST) -> bool:
     """Return whether a node reads or changes gradients."""
-    return is_clip_or_norm_call(node) or reads_gradient(module, node)
+    return is_clip_or_norm_call(node) or reads_or_changes_gradient(module, node)
 
 
 def is_optimizer_step(module: Module, node: ast.AST) -> bool:
@@ -246,7 +246,7 @@ def _kinds_of_gradient_holders_given(module: Module, call: ast.Call) -> set[str]
             elif maker in JOINING:
                 waiting += argument_values(node)
         elif isinstance(node, (ast.Name, ast.Attribute)):
-            if name == "param_groups" or (name == "grad" and reads_gradient(module, node)):
+            if name == "param_groups" or (name == "grad" and reads_or_changes_gradient(module, node)):
                 found.add("gradients")
             elif CARRIES_ALL.search(name):
                 found.add("all")
@@ -318,7 +318,7 @@ class _EventFollower(CallFollower):
             )
             self._record_event("backward", node, frame, None, names, block=True)
         elif isinstance(node, ast.Attribute):
-            if reads_gradient(module, node):
+            if reads_or_changes_gradient(module, node):
                 self._record_event("read", node, frame)
         elif isinstance(node, ast.Call) and not self._follow_possible_callees(node, frame):
             self._record_outside_call(node, frame)
@@ -560,7 +560,7 @@ def _comes_from_gradient(module: Module, node: ast.expr | None) -> bool:
     """Return whether an expression is a gradient, or comes from one by its methods: `p.grad.detach()`."""
     while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
         if is_gradient(node):
-            return reads_gradient(module, node)
+            return reads_or_changes_gradient(module, node)
         node = node.func if isinstance(node, ast.Call) else node.value
     return False
 
@@ -1073,7 +1073,7 @@ class _OrderProof:
         clears = [
             each for each in trace if _clears_gradients_of(each, name) and _share_loop_round(each, step)
         ]
-        if _may_gradients_outlast(clears, block, step, guards):
+        if _may_gradients_outlast_step(clears, block, step, guards):
             # a `try` is no condition of the script
             tests = {
                 tuple(test for test in _conditions_step_lacks(each, step) if "try at" not in test)
@@ -1124,7 +1124,10 @@ class _OrderProof:
         return {each for each in stored if each is not None}
 
     def _reads_gradients(self, value: ast.expr) -> bool:
-        return any(is_clip_or_norm_call(each) or reads_gradient(self._module, each) for each in walk(value))
+        return any(
+            is_clip_or_norm_call(each) or reads_or_changes_gradient(self._module, each)
+            for each in walk(value)
+        )
 
 
 def _line_of_event(event: GradientEvent) -> int:
@@ -1144,7 +1147,7 @@ def _clears_gradients_of(event: GradientEvent, name: str) -> bool:
     return event.names[0] == name or not may_be_optimizer_name(last_part(event.names[0]))
 
 
-def _may_gradients_outlast(
+def _may_gradients_outlast_step(
     clears: list[GradientEvent], block: GradientEvent, step: GradientEvent, guards: set[str]
 ) -> bool:
     """Return whether gradients may outlast a step, or a round in which its guards leave it out."""
@@ -1154,21 +1157,28 @@ def _may_gradients_outlast(
         )
     following = [each for each in clears if each.may_share_run_with(step)]
     in_turn = any("%" in key for key in step.facts)
-    return bool(clears) and not _surely_runs_one(following, {**step.facts, **block.facts}, loose=in_turn)
+    return bool(clears) and not _surely_runs_one(
+        following, {**step.facts, **block.facts}, remainders_count_as_met=in_turn
+    )
 
 
 def _surely_runs_one(
-    events: Iterable[GradientEvent], known: dict[str, object], *, loose: bool = False, depth: int = 0
+    events: Iterable[GradientEvent],
+    known: dict[str, object],
+    *,
+    remainders_count_as_met: bool = False,
+    depth: int = 0,
 ) -> bool:
     """Return whether one of some events surely runs where conditions hold.
 
     Args:
-        loose: whether a condition on a remainder counts as met: what is cleared or kept in turn belongs together.
+        remainders_count_as_met: whether a condition on a remainder counts as met: what is cleared or kept in turn
+            belongs together.
     """
     events = [each for each in events if not conditions_contradict(each.facts, known)]
 
     def is_open(key: str) -> bool:
-        is_met = key in known or (loose and "%" in key)
+        is_met = key in known or (remainders_count_as_met and "%" in key)
         return not is_met and not key.endswith("==") and not key.startswith("call at")
 
     keys: list[str] = []
@@ -1185,7 +1195,12 @@ def _surely_runs_one(
         return False
     values = found[key]
     return all(
-        _surely_runs_one(events, _facts_with_condition(known, key, value), loose=loose, depth=depth + 1)
+        _surely_runs_one(
+            events,
+            _facts_with_condition(known, key, value),
+            remainders_count_as_met=remainders_count_as_met,
+            depth=depth + 1,
+        )
         for value in values
     )
 

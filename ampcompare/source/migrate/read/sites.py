@@ -387,7 +387,7 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
             argument = dotted_name(node.args[0]) if len(node.args) == 1 else None
             if argument is None:
                 raise UnsureRewrite(node, "the optimizer of amp.master_params is not a plain name")
-            if _only_copies_weights(module, node):
+            if _are_masters_only_copied(module, node):
                 continue
             sites.reads.append(
                 GradientRead(
@@ -398,7 +398,7 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
                 )
             )
         elif module.function_around(node) in functions and (
-            is_clip_or_norm_call(node) or reads_gradient(module, node)
+            is_clip_or_norm_call(node) or reads_or_changes_gradient(module, node)
         ):
             if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
@@ -438,7 +438,7 @@ def _functions_of_call(index: Index, call: ast.Call) -> set[FunctionNode | None]
     return {each for each in found if isinstance(each, FunctionNode)}
 
 
-def _only_copies_weights(module: Module, call: ast.Call) -> bool:
+def _are_masters_only_copied(module: Module, call: ast.Call) -> bool:
     """Return whether master weights are only saved, or go through a loop that only copies into them."""
     loop, outer = module.statement_around(call), module.parent(call)
     if (
@@ -465,7 +465,7 @@ def is_clip_or_norm_call(node: ast.AST) -> bool:
     return last_name(node.func).startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
 
 
-def reads_gradient(module: Module, node: ast.AST) -> bool:
+def reads_or_changes_gradient(module: Module, node: ast.AST) -> bool:
     """Return whether a node reads or changes the gradient of a tensor that the script does not make itself."""
     if is_gradient(node):
         owner = node.value
@@ -525,7 +525,7 @@ def _loop_or_statement_reading(module: Module, node: ast.AST, updates: set[ast.A
         if isinstance(outer, ast.For):
             if not updates.isdisjoint(walk(outer)):
                 break
-            names |= _origins_of_names(outer, names)
+            names |= _source_names_in_loop(outer, names)
             if not names.isdisjoint(names_bound_in(outer.target)):
                 found = outer
                 names |= _names_in_expression(outer.iter)
@@ -539,7 +539,7 @@ def _names_of_gradients_read(statement: ast.stmt, node: ast.AST) -> set[str]:
     return _names_in_expression(statement.iter if isinstance(statement, ast.For) else node)
 
 
-def _origins_of_names(loop: ast.For, names: set[str]) -> set[str]:
+def _source_names_in_loop(loop: ast.For, names: set[str]) -> set[str]:
     """Return the names that those of a loop are computed from, in its body."""
     found = set(names)
     values = [each for each in walk(loop) if isinstance(each, ast.Assign)]

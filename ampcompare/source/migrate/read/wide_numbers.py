@@ -14,7 +14,7 @@ from functools import reduce
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.read.networks import buffers_of_class
+from ampcompare.source.migrate.read.networks import registered_tensor_names_of_class
 from ampcompare.source.syntax import argument_values, dotted_name, elements, last_name
 from ampcompare.source.torch_methods import WITH_INDICES
 
@@ -156,7 +156,7 @@ class ScalarTensorFinder:
         if name in OF_PYTHON or text.startswith("math."):
             return PLAIN
         if isinstance(node, ast.Attribute):
-            if name in WEIGHTS or name in buffers_of_class(scope):
+            if name in WEIGHTS or name in registered_tensor_names_of_class(scope):
                 return ROW
             if name == "data":
                 return self._shapes_of(node.value)

@@ -18,7 +18,7 @@ from ampcompare.source.migrate.read.cast_lists import (
     WIDE_UNDER_AUTOCAST,
     WIDE_UNDER_O1_ALONE,
 )
-from ampcompare.source.migrate.read.networks import buffers_of_class
+from ampcompare.source.migrate.read.networks import registered_tensor_names_of_class
 from ampcompare.source.migrate.read.wide_numbers import (
     LOSS,
     MAKING,
@@ -38,7 +38,7 @@ WIDE_CLASSES = frozenset(WIDE_LAYERS) | {"Embedding", "Parameter"}
 IN_PLACE = frozenset({"add_", "sub_", "mul_", "div_"})
 
 
-class WideTensorFinder:
+class Fp32TensorFinder:
     """Tells which expressions of a module may be fp32 tensors.
 
     Args:
@@ -51,7 +51,7 @@ class WideTensorFinder:
         self._forwards = forwards
         self._known: dict[tuple[Scope, str], bool] = {}
 
-    def inplace_arithmetic_with_wide_operand(
+    def inplace_arithmetic_with_fp32_operand(
         self, nodes: Iterable[ast.AST]
     ) -> list[ast.expr | ast.AugAssign]:
         """Return the arithmetic in place among nodes whose other operand may be fp32, or that is a power."""
@@ -102,7 +102,9 @@ class WideTensorFinder:
     def _may_name_be_wide(self, node: ast.Name | ast.Attribute) -> bool:
         scope = self._module.scope_of.get(node, self._module.top)
         name, text = last_name(node), dotted_name(node) or ""
-        if isinstance(node, ast.Attribute) and (name in WEIGHTS or name in buffers_of_class(scope)):
+        if isinstance(node, ast.Attribute) and (
+            name in WEIGHTS or name in registered_tensor_names_of_class(scope)
+        ):
             return True
         if isinstance(node, ast.Name) and self._is_given_to_model(node, scope):
             return True

@@ -9,7 +9,10 @@ import pytest
 
 from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.migrate.adapter.imports import adapter_text
-from ampcompare.source.migrate.adapter.project import adapter_plans_and_unread_files, files_needing_apex
+from ampcompare.source.migrate.adapter.project import (
+    adapter_plans_and_unread_files,
+    files_needing_apex_despite_adapter,
+)
 
 USE = "from apex import amp\n"
 MAIN = "if __name__ == '__main__':\n    pass\n"
@@ -407,9 +410,9 @@ def test_a_file_without_initialize_stays_with_a_core_of_another_folder(tmp_path:
     plans = _plans(tmp_path, files)
     assert len(plans) == 2, plans
     left = {"ops.py", "training.py", "main.py"}
-    assert {each.name for each in files_needing_apex(sorted(tmp_path.rglob("*.py")))} == left
+    assert {each.name for each in files_needing_apex_despite_adapter(sorted(tmp_path.rglob("*.py")))} == left
     (tmp_path / "run" / "im" / "training.py").write_text(steps.replace(fused, "optimizer = None\n"))
-    assert files_needing_apex(sorted(tmp_path.rglob("*.py"))) == []
+    assert files_needing_apex_despite_adapter(sorted(tmp_path.rglob("*.py"))) == []
 
 
 def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
@@ -431,7 +434,7 @@ def test_an_edited_adapter_stays(tmp_path: Path) -> None:
 def test_files_that_need_apex_even_so_are_told_apart(tmp_path: Path) -> None:
     for name, text in {"a": USE, "b": "from apex.optimizers import FusedLAMB\nFusedLAMB([])\n"}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    assert files_needing_apex(tmp_path.glob("*.py")) == [tmp_path / "b.py"]
+    assert files_needing_apex_despite_adapter(tmp_path.glob("*.py")) == [tmp_path / "b.py"]
 
 
 def test_copies_in_two_folders_act_as_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from ampcompare.source.migrate.read.networks import network_classes
-from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
+from ampcompare.source.migrate.read.wide_tensors import Fp32TensorFinder
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import walk
 
@@ -60,7 +60,7 @@ def _found(lines: str) -> list[str]:
     module = Module(NETWORK.format(lines="".join(f"        {line}\n" for line in lines.splitlines())))
     nodes = [node for network in network_classes(module) for node in walk(network)]
     return [
-        ast.unparse(each) for each in WideTensorFinder(module).inplace_arithmetic_with_wide_operand(nodes)
+        ast.unparse(each) for each in Fp32TensorFinder(module).inplace_arithmetic_with_fp32_operand(nodes)
     ]
 
 
@@ -87,7 +87,7 @@ def test_what_a_model_gets_is_fp32_until_it_is_bound_again(lines: str, expected:
     module = Module(NETWORK.format(lines="".join(f"        {line}\n" for line in lines.splitlines())))
     (forward,) = [scope for scope in module.scopes if getattr(scope.node, "name", "") == "forward"]
     nodes = [node for network in network_classes(module) for node in walk(network)]
-    assert len(WideTensorFinder(module, [forward]).inplace_arithmetic_with_wide_operand(nodes)) == expected
+    assert len(Fp32TensorFinder(module, [forward]).inplace_arithmetic_with_fp32_operand(nodes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_what_a_model_gets_is_fp32_until_it_is_bound_again(lines: str, expected:
 def test_what_either_computes_in_fp32_may_be_wide(name: str) -> None:
     """One list says what O1 and autocast compute in fp32, for this and for notes."""
     module = Module(f"import torch\ndef f(x, y):\n    x += torch.{name}(y)\n")
-    assert WideTensorFinder(module).inplace_arithmetic_with_wide_operand(module.nodes)
+    assert Fp32TensorFinder(module).inplace_arithmetic_with_fp32_operand(module.nodes)
 
 
 def test_products_of_either_are_not_wide() -> None:
     module = Module("import torch\ndef f(x, y):\n    x += torch.addmm(y.float(), y.float(), y.float())\n")
-    assert not WideTensorFinder(module).inplace_arithmetic_with_wide_operand(module.nodes)
+    assert not Fp32TensorFinder(module).inplace_arithmetic_with_fp32_operand(module.nodes)
