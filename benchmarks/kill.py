@@ -145,7 +145,7 @@ class Undisturbed:
         """Return in what the run of a folder differs; "" where it does not."""
         if _steps(folder) != self.steps:
             return "steps.jsonl"
-        return first_difference_text(self.state, _newest(folder), apart=APART)
+        return first_difference_text(self.state, _newest(folder), ignored_keys=APART)
 
 
 def _steps(folder: Path) -> list[str]:

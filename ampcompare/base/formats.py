@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Element:
+class ElementFormat:
     """A floating-point type of few bits, whose largest numbers are finite.
 
     Attributes:
@@ -20,18 +20,18 @@ class Element:
     largest: float
 
     @property
-    def cutoff_magnitude(self) -> float:
+    def saturation_magnitude(self) -> float:
         """The magnitude from which numbers are cut off: half a step above the largest."""
         return float(self.largest + 2.0 ** (self.greatest - self.fraction - 1))
 
 
-E4M3 = Element("e4m3", 3, -6, 8, 448.0)
-E5M2 = Element("e5m2", 2, -14, 15, 57344.0)
-E2M1 = Element("e2m1", 1, 0, 2, 6.0)
+E4M3 = ElementFormat("e4m3", 3, -6, 8, 448.0)
+E5M2 = ElementFormat("e5m2", 2, -14, 15, 57344.0)
+E2M1 = ElementFormat("e2m1", 1, 0, 2, 6.0)
 
 
 @dataclass(frozen=True)
-class Format:
+class BlockFormat:
     """Which numbers of an operand share a scale, along the dimension that a product sums over.
 
     Attributes:
@@ -43,8 +43,8 @@ class Format:
         tiles: whether weights share scales in squares, in any case; None where that is an option.
     """
 
-    element: Element
-    gradients: Element
+    element: ElementFormat
+    gradients: ElementFormat
     block: int
     shares: str
     scales: tuple[str, ...]
@@ -55,10 +55,10 @@ FP32_SCALES = ("fp32", "pow2")  # 448 / max, or the power of two below it
 E8M0_SCALES = ("rceil", "floor", "even")
 
 FORMATS = {
-    "fp8_tensorwise": Format(E4M3, E5M2, 0, "tensor", FP32_SCALES, False),
-    "fp8_rowwise": Format(E4M3, E4M3, 0, "row", FP32_SCALES[::-1], False),
-    "fp8_blockwise": Format(E4M3, E4M3, 128, "block", FP32_SCALES, True),
-    "mxfp8": Format(E4M3, E4M3, 32, "block", E8M0_SCALES, None),
-    "mxfp4": Format(E2M1, E2M1, 32, "block", ("floor", "rceil", "even"), None),
-    "nvfp4": Format(E2M1, E2M1, 16, "block", ("te", "torchao"), None),
+    "fp8_tensorwise": BlockFormat(E4M3, E5M2, 0, "tensor", FP32_SCALES, False),
+    "fp8_rowwise": BlockFormat(E4M3, E4M3, 0, "row", FP32_SCALES[::-1], False),
+    "fp8_blockwise": BlockFormat(E4M3, E4M3, 128, "block", FP32_SCALES, True),
+    "mxfp8": BlockFormat(E4M3, E4M3, 32, "block", E8M0_SCALES, None),
+    "mxfp4": BlockFormat(E2M1, E2M1, 32, "block", ("floor", "rceil", "even"), None),
+    "nvfp4": BlockFormat(E2M1, E2M1, 16, "block", ("te", "torchao"), None),
 }

@@ -56,7 +56,7 @@ def _owner_kind_of_file(file: str) -> str:
     return "inner" if file.startswith(STANDARD_LIBRARY) else "user"
 
 
-def is_users_file(file: str) -> bool:
+def is_users_or_installed_file(file: str) -> bool:
     """Return whether a file belongs neither to torch, Apex or Python nor to ampcompare."""
     return _owner_kind_of_file(file) != "inner"
 
@@ -71,7 +71,7 @@ def codes_and_lines_of_user_frames(frame: FrameType | None = None) -> list[tuple
     frame = frame or sys._getframe(1)
     frames = []
     while frame is not None:
-        if is_users_file(frame.f_code.co_filename):
+        if is_users_or_installed_file(frame.f_code.co_filename):
             frames.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return frames
@@ -97,7 +97,7 @@ def call_site_key() -> tuple[int, ...]:
     frame: FrameType | None = sys._getframe(1)
     site: list[int] = []
     while frame is not None and len(site) < 2 * CALL_SITE_DEPTH:
-        if is_users_file(frame.f_code.co_filename):
+        if is_users_or_installed_file(frame.f_code.co_filename):
             site += (id(frame.f_code), frame.f_lasti)  # a code's hash is that of all its instructions
         frame = frame.f_back
     return tuple(site)

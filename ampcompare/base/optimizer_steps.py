@@ -33,7 +33,7 @@ class OptimizerStepEvents:
         events.call_at_end(register_optimizer_step_pre_hook(self._begin).remove)
         events.call_at_end(register_optimizer_step_post_hook(self._end).remove)
 
-    def call_before_first(self, follower: Follower) -> None:
+    def call_before_first_of_each(self, follower: Follower) -> None:
         """Call a function with each optimizer before the first of its steps from now on."""
         self._before_first.append(follower)
 

@@ -8,11 +8,11 @@ import os
 import sysconfig
 
 
-def _folders_of(*names: str) -> tuple[str, ...]:
+def _sysconfig_folders(*names: str) -> tuple[str, ...]:
     """Return the folders that `sysconfig` has under some names."""
     named = [sysconfig.get_path(name) for name in names]
     return tuple({folder + os.sep for each in named for folder in (each, os.path.realpath(each))})
 
 
-STANDARD_LIBRARY = _folders_of("stdlib", "platstdlib")
-INSTALLED_PACKAGES = _folders_of("purelib", "platlib")
+STANDARD_LIBRARY = _sysconfig_folders("stdlib", "platstdlib")
+INSTALLED_PACKAGES = _sysconfig_folders("purelib", "platlib")

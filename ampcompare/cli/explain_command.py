@@ -91,7 +91,7 @@ def command(asked: CommandForm, **parameters: Any) -> int:
     explanation = explain_arm(arm)
     document = explanation.data()
     if asked is OF_SCRIPT:
-        ran = _ledger_of_brief_training(config_of_watched_arm(parameters, str(arm), EXPLAIN))
+        ran = _train_script_for_ledger(config_of_watched_arm(parameters, str(arm), EXPLAIN))
         document["ledger"] = ran.model_dump()
         below = Terminal(width, details=True).document_text(ledger_document(ran, arm))
     elif asked is OF_MODEL:
@@ -113,7 +113,7 @@ def command(asked: CommandForm, **parameters: Any) -> int:
     return 0
 
 
-def _ledger_of_brief_training(config: RunConfig) -> Ledger:
+def _train_script_for_ledger(config: RunConfig) -> Ledger:
     """Train a script for some steps, and return in which types."""
     from ampcompare.experiment.launch.script.listing import run_script_briefly_and_make_record
     from ampcompare.experiment.option_checks import check_cells

@@ -12,7 +12,11 @@ from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, help_overview_text
 from ampcompare.cli.help import OLD_NAMES, environment_variable_of_option
-from ampcompare.cli.output import discard_buffered_output, print_folded_on_stderr, write_traceback
+from ampcompare.cli.output import (
+    discard_buffered_output,
+    print_folded_on_stderr,
+    write_traceback_and_name_file,
+)
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
@@ -96,7 +100,7 @@ def _report_unused_environment_variables(name: str, command: click.Command) -> N
 NEW_NAMES = {old.removeprefix("--"): new.removeprefix("--") for new, old in OLD_NAMES.items()}
 
 
-def _respelled_option_name(name: str) -> str:
+def _current_option_name(name: str) -> str:
     """Return the name of an option in its present form: with hyphens, and without its old name."""
     plain = name.replace("_", "-")
     return NEW_NAMES.get(plain, plain)
@@ -105,7 +109,7 @@ def _respelled_option_name(name: str) -> str:
 @click.command(
     cls=_LazyGroup,
     help=SUMMARY,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _respelled_option_name},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _current_option_name},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="ampcompare")
 @click.option(
@@ -141,7 +145,7 @@ def run_command_line(arguments: list[str] | None = None) -> int:
 
         if missing := missing_package_error(error) or own_missing_torch_name_error(error):
             return _print_error(str(missing), missing.exit_code)
-        return _print_error(write_traceback(error), INTERNAL_ERROR)
+        return _print_error(write_traceback_and_name_file(error), INTERNAL_ERROR)
 
 
 def _print_error(message: str, code: int) -> int:

@@ -92,7 +92,7 @@ def option_factory(source: Callable[..., Any]) -> OptionOf:
         default = parameters[name].default
         # One at a time: other parameters may have types that are imported for type checkers alone.
         alone = type("", (), {"__annotations__": {name: parameters[name].annotation}})
-        kind = value_type_of_annotation(get_type_hints(alone, names_of_types)[name])
+        kind = type_inside_annotation(get_type_hints(alone, names_of_types)[name])
         found: dict[str, Any] = {"help": BY_DEFAULT.sub("  [default: ", texts[name])}
         if "[default: " in found["help"]:
             found["help"] += "]"
@@ -110,7 +110,7 @@ def option_factory(source: Callable[..., Any]) -> OptionOf:
     return option_of
 
 
-def value_type_of_annotation(annotation: Any) -> Any:
+def type_inside_annotation(annotation: Any) -> Any:
     """Return what is held where something is given: the type inside of `Annotated` and of `... | None`.
 
     None stands for several types.

@@ -113,7 +113,7 @@ def replace_closed_standard_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def write_traceback(error: Exception) -> str:
+def write_traceback_and_name_file(error: Exception) -> str:
     """Write the traceback of an error that no part of the program expects to a file; return one line that names it."""
     import tempfile
     import traceback

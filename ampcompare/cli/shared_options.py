@@ -24,7 +24,7 @@ from ampcompare.cli.help import (
     OptionOf,
     add_options,
     option,
-    value_type_of_annotation,
+    type_inside_annotation,
 )
 from ampcompare.cli.values import FILE, FLAG, FOLDER, HALF, LEVEL, WordChoice
 from ampcompare.settings.config import RunConfig
@@ -167,7 +167,7 @@ def parameter_name_of_setting(path: str) -> str:
 def _option_of_setting(flags: str, path: str, group: str) -> Callable[[Function], Function]:
     """Return the option of a setting. Bounds are left to the field, whose message names the setting."""
     field = _field_at_path(path)
-    kind = value_type_of_annotation(field.annotation)
+    kind = type_inside_annotation(field.annotation)
     names = flags.split()
     settings: dict[str, Any] = {"metavar": METAVARS.get(path, METAVARS.get(kind))}
     if kind is bool:

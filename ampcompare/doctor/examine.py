@@ -13,7 +13,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_type_of_device, why_no_accelerator
+from ampcompare.base.environment.gpus import ACCELERATORS, non_cuda_accelerator_type, why_no_accelerator
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.environment.variables import APEX_STRICT
 from ampcompare.base.processes.call import TIME_LIMIT, ChildAnswer
@@ -99,7 +99,7 @@ def examine_accelerators(answer: ChildAnswer) -> list[Check]:
         reason = f"--device {name} trains {arms} in one process; other backends know CPUs and CUDA only"
         if failure:
             reason = f"a small fp16 product fails: {failure}"
-        title = ACCELERATORS[accelerator_type_of_device(name)].title
+        title = ACCELERATORS[non_cuda_accelerator_type(name)].title
         findings.append(Check("GPU", name, title, "problem" if failure else "ok", reason, facts=device))
     return findings
 

@@ -41,7 +41,7 @@ def gpus() -> dict[str, Any]:
             "capability": [properties.major, properties.minor],
             "total_bytes": properties.total_memory,
             "free_bytes": None,
-            "failure": _why_product_fails(torch, f"cuda:{index}"),
+            "failure": _why_fp16_product_fails(torch, f"cuda:{index}"),
         }
         if not device["failure"]:
             device["free_bytes"] = torch.cuda.mem_get_info(index)[0]
@@ -59,11 +59,11 @@ def accelerators(kinds: list[str]) -> dict[str, Any]:
             continue
         for index in range(module.device_count()):
             name = f"{kind}:{index}"
-            found.append({"name": name, "failure": _why_product_fails(torch, name)})
+            found.append({"name": name, "failure": _why_fp16_product_fails(torch, name)})
     return {"devices": found}
 
 
-def _why_product_fails(torch: Any, device: str) -> str | None:
+def _why_fp16_product_fails(torch: Any, device: str) -> str | None:
     """Return why a small fp16 product fails on a device; None where it is right."""
     try:
         ones = torch.ones(16, 16, device=device, dtype=torch.float16)

@@ -13,7 +13,7 @@ from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
-from ampcompare.results.analysis.pairing.pairs import finished_runs, pairs_by_seed
+from ampcompare.results.analysis.pairing.pairs import completed_or_diverged_runs, pairs_by_seed
 from ampcompare.results.analysis.pairing.scores import metric_of_runs
 from ampcompare.results.records.comparison import Comparison, Look
 from ampcompare.results.records.run import RunRecord
@@ -89,7 +89,7 @@ class Journal:
 
     def _make_look_at_records(self, records: Sequence[RunRecord]) -> Look:
         plan, terms = self.plan, self.plan.terms
-        ended = finished_runs(records)
+        ended = completed_or_diverged_runs(records)
         ran = {f"{run.arm}@{run.config.recipe.seed}" for run in ended}
         files = self.record_file_by_cell_name()
         rows = {arm: [run for run in ended if run.arm == arm] for arm in plan.arms}

@@ -256,4 +256,4 @@ def _state_difference_text(one: Path, other: Path) -> str:
     ]
     if ends[0] is None or ends[1] is None:
         return ""
-    return first_difference_text(ends[0][1], ends[1][1], apart=(*MEASURED, "resumed"))
+    return first_difference_text(ends[0][1], ends[1][1], ignored_keys=(*MEASURED, "resumed"))

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import GuardError
-from ampcompare.base.location import Location, is_users_file, user_location
+from ampcompare.base.location import Location, is_users_or_installed_file, user_location
 from ampcompare.base.patches import Layer, PatchPoints, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detection.detector import EVENTS, Detector
@@ -260,7 +260,7 @@ class GuardHooks:
     def _watch_modules(self) -> None:
         # Apex itself casts what it initializes.
         def half(original: Any, module: Any) -> Any:
-            if is_users_file(calling_frame().f_code.co_filename):
+            if is_users_or_installed_file(calling_frame().f_code.co_filename):
                 self._notify_listeners("at_half_cast", module)
             return original(module)
 
@@ -270,7 +270,7 @@ class GuardHooks:
 
         def to(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             for value in (*args, *kwargs.values()):
-                if value is torch.float16 and is_users_file(calling_frame().f_code.co_filename):
+                if value is torch.float16 and is_users_or_installed_file(calling_frame().f_code.co_filename):
                     self._notify_listeners("at_half_cast", module)
                 elif _does_argument_mean_gpu(value):
                     self._notify_listeners("at_move_to_gpu", module)
@@ -294,7 +294,7 @@ class GuardHooks:
             is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
             # An arm of ampcompare's own says itself what it runs.
             if is_off and accelerator.distributed_type not in CASTS_ITSELF:
-                if is_users_file(calling_frame().f_code.co_filename):
+                if is_users_or_installed_file(calling_frame().f_code.co_filename):
                     self.facts.accelerators_off.append((accelerator.device.type, _location_in_script()))
 
         self._events.wrap(kind, "__init__", init)

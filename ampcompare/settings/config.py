@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ampcompare.backends.arm import Arm, parse_arms
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_type_of_device
+from ampcompare.base.environment.gpus import ACCELERATORS, non_cuda_accelerator_type
 from ampcompare.base.errors import AmpCompareError, ConfigError, suggestion_text
 from ampcompare.base.guard_modes import GuardMode
 from ampcompare.settings.recipe import (
@@ -398,7 +398,7 @@ class RunConfig(FrozenSettings):
 
     @model_validator(mode="after")
     def _check_accelerator_fits(self) -> RunConfig:
-        kind = accelerator_type_of_device(self.device)
+        kind = non_cuda_accelerator_type(self.device)
         if not kind:
             return self
         why = self.parsed_arm.spec.elsewhere(self.parsed_arm.options)

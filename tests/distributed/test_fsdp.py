@@ -204,7 +204,7 @@ def test_two_ranks_resume_to_the_last_bit(
     for rank in range(2):
         assert len(second[rank]["losses"]) == 2
         assert second[rank]["losses"] == whole.ranks[rank]["losses"][4:]
-    assert first_difference_text(whole.ranks[0]["state"], second[0]["state"], apart=APART) == ""
+    assert first_difference_text(whole.ranks[0]["state"], second[0]["state"], ignored_keys=APART) == ""
 
 
 @pytest.mark.parametrize("arm", TOLERANCE)
@@ -227,7 +227,10 @@ def test_fp32_in_shards_is_fp32(ranks: Run, unbroken: Callable[[str], Unbroken])
     plain, sharded = (alone(ranks, arm="fp32", kind=kind, arch="convnet") for kind in ("none", "fsdp"))
     assert sharded["hash"] == plain["hash"]
     assert sharded["losses"] == plain["losses"]
-    assert first_difference_text(sharded["state"]["optimizer"], plain["state"]["optimizer"], apart=()) == ""
+    assert (
+        first_difference_text(sharded["state"]["optimizer"], plain["state"]["optimizer"], ignored_keys=())
+        == ""
+    )
     two = unbroken("fp32").ranks[0]
     ddp = ranks(2, on_ranks, arm="fp32", kind="ddp", **SIX_UPDATES)[0]
     assert distance(two, ddp) <= 1e-6
@@ -248,7 +251,7 @@ def assert_resumed(whole: dict[str, Any], second: dict[str, Any]) -> None:
     """Check that the last update of four, and the state after it, are those of the unbroken run."""
     assert second["losses"] == whole["losses"][3:]
     assert len(second["losses"]) == 1
-    assert first_difference_text(whole["state"], second["state"], apart=APART) == ""
+    assert first_difference_text(whole["state"], second["state"], ignored_keys=APART) == ""
 
 
 def test_one_rank_resumes_to_the_last_bit(ranks: Run, tmp_path: Path) -> None:
@@ -289,7 +292,9 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
     whole, second = whole_and_rest(train, tmp_path, arm=BF16)
     saved = read_checkpoint(tmp_path / "rest" / "step-00000003.pt")
     for part in ("model", "optimizer", "scaler"):
-        assert first_difference_text({part: saved[part]}, {part: second["loaded"][part]}, apart=()) == ""
+        assert (
+            first_difference_text({part: saved[part]}, {part: second["loaded"][part]}, ignored_keys=()) == ""
+        )
     assert second["losses"] == pytest.approx(whole["losses"][3:], rel=1e-2)
 
 

@@ -124,7 +124,7 @@ def test_two_ranks_go_on_to_the_last_bit(ranks: Run, arm: str, kind: str, tmp_pa
         assert len(rest) == STEPS - stop
         assert repr(rest) == repr(steps[stop:])
         assert whole[rank][0][-1] == second[rank][0][-1]
-    assert first_difference_text(whole[0][1], second[0][1], apart=APART) == ""
+    assert first_difference_text(whole[0][1], second[0][1], ignored_keys=APART) == ""
     assert second[0][2] == []
 
 

@@ -183,7 +183,7 @@ ACCELERATORS = {
 """By the name of torch's device type. No arm was ever run on one by ampcompare's own tests, which have none."""
 
 
-def accelerator_type_of_device(device: str) -> str:
+def non_cuda_accelerator_type(device: str) -> str:
     """Return the type of a device that is one of `ACCELERATORS`; "" for a CPU or a GPU of CUDA."""
     kind = device.partition(":")[0]
     return kind if kind in ACCELERATORS else ""

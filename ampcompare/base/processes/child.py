@@ -35,7 +35,7 @@ def end_process_at_hangup(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def process_ended_at_hangup(descriptor: int) -> Iterator[None]:
+def end_process_at_hangup_in_block(descriptor: int) -> Iterator[None]:
     """Let `end_process_at_hangup` hold in a block; needs POSIX."""
     import fcntl
 

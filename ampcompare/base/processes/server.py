@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ampcompare.base.processes.child import process_ended_at_hangup
+from ampcompare.base.processes.child import end_process_at_hangup_in_block
 from ampcompare.base.processes.overlay import enter_sandbox_if_asked
 from ampcompare.base.processes.start import add_working_directory_first, kill_with_descendants
 
@@ -47,7 +47,7 @@ def main(number: int, names: list[str]) -> int:
     for stop in restored:
         signal.signal(stop, signal.SIG_IGN)
     channel = socket.socket(fileno=number)
-    with process_ended_at_hangup(number):
+    with end_process_at_hangup_in_block(number):
         _load_torch()
         for name in names:
             _import_module_or_call_function(name)
@@ -57,7 +57,7 @@ def main(number: int, names: list[str]) -> int:
     while received := _receive_request_and_output(channel):
         request, output = received
         # the fork reports what cannot be loaded
-        with process_ended_at_hangup(number), contextlib.suppress(Exception):
+        with end_process_at_hangup_in_block(number), contextlib.suppress(Exception):
             for name in request["load"]:
                 _import_module_or_call_function(name)
         with warnings.catch_warnings():

@@ -719,14 +719,16 @@ def is_casting_as_on_cuda() -> bool:
     return _follower.is_on_in_this_thread()
 
 
-def cast_as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None]:
+def cast_as_on_cuda(device_type: str, cast_lists: str) -> AbstractContextManager[None]:
     """Return a context in which autocast casts as on CUDA.
 
     Args:
         device_type: of the block, such as "cpu"; on another device nothing changes.
         lists: "cuda"; "cpu" leaves autocast on a CPU its own lists.
     """
-    return AS_IT_IS if device_type != "cpu" or lists != "cuda" or is_casting_as_on_cuda() else cuda_casts()
+    return (
+        AS_IT_IS if device_type != "cpu" or cast_lists != "cuda" or is_casting_as_on_cuda() else cuda_casts()
+    )
 
 
 class NestedContexts(AbstractContextManager[Any]):

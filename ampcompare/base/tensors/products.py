@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import flop_registry
 
-from ampcompare.base.tensors.type_names import NAME_BY_TORCH_NAME, narrowest_name
+from ampcompare.base.tensors.type_names import NAME_BY_TORCH_NAME, narrowest_of_type_names
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # of 16 bits
 SHORT = {getattr(torch, name): short for name, short in NAME_BY_TORCH_NAME.items()}
@@ -32,7 +32,7 @@ def report_type_name(tensor: Tensor) -> str:
 def narrowest_type_name(tensors: Iterable[Tensor]) -> str:
     """Return the narrowest floating or complex type of some tensors; "" if there is none."""
     found = {report_type_name(one) for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
-    return narrowest_name(found) or min(found, default="")
+    return narrowest_of_type_names(found) or min(found, default="")
 
 
 def product_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int | None:

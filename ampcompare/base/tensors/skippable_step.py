@@ -142,7 +142,12 @@ class _SkippableStep:
         if flag is None:
             return self._inner() if closure is None else self._inner(closure)
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        if closure is not None or hooks or has_global_step_hooks() or _is_fused_with_dampening(optimizer):
+        if (
+            closure is not None
+            or hooks
+            or has_changing_global_step_hooks()
+            or _is_fused_with_dampening(optimizer)
+        ):
             return self._step_by_host(optimizer, flag, closure)
         if all(group["fused"] for group in optimizer.param_groups):
             _create_momentum(optimizer)  # the kernel obeys the flag
@@ -184,7 +189,7 @@ class _SkippableStep:
             optimizer.found_inf, optimizer.grad_scale = flag, scale
 
 
-def has_global_step_hooks() -> bool:
+def has_changing_global_step_hooks() -> bool:
     """Return whether anything is called around the steps of every optimizer, unless it has `only_looks`."""
     hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
     return not all(getattr(hook, "only_looks", False) for hook in hooks)

@@ -95,12 +95,14 @@ def first_floating_type(value: Any) -> torch.dtype | None:
     return next((tensor.dtype for tensor in tensors_in_value(value) if tensor.is_floating_point()), None)
 
 
-def first_difference_text(one: Any, other: Any, *, apart: Collection[str] = (), place: str = "") -> str:
+def first_difference_text(
+    one: Any, other: Any, *, ignored_keys: Collection[str] = (), place: str = ""
+) -> str:
     """Compare two states, such as those of optimizers.
 
     Args:
         one, other: nested mappings and sequences of tensors and plain values. Tensors may be on different devices.
-        apart: keys whose values may differ, at any depth.
+        ignored_keys: keys whose values may differ, at any depth.
         place: the path of both in a larger state, with which the answer begins.
 
     Returns:
@@ -111,11 +113,11 @@ def first_difference_text(one: Any, other: Any, *, apart: Collection[str] = (), 
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in {**one, **other}:
             inner = f"{place}.{key}" if place else str(key)
-            if key in apart:
+            if key in ignored_keys:
                 continue
             if key not in one or key not in other:
                 return f"{inner} is only in the {'second' if key in other else 'first'}"
-            if found := first_difference_text(one[key], other[key], apart=apart, place=inner):
+            if found := first_difference_text(one[key], other[key], ignored_keys=ignored_keys, place=inner):
                 return found
         return ""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -123,7 +125,7 @@ def first_difference_text(one: Any, other: Any, *, apart: Collection[str] = (), 
             return f"{place} has {len(one)} entries, then {len(other)}"
         for index, (first, second) in enumerate(zip(one, other, strict=True)):
             if found := first_difference_text(
-                first, second, apart=apart, place=f"{place}.{index}" if place else str(index)
+                first, second, ignored_keys=ignored_keys, place=f"{place}.{index}" if place else str(index)
             ):
                 return found
         return ""

@@ -381,7 +381,7 @@ def convert_file(
             for place in left_out
         ]
         if legacy_layout and parts.is_of_ampcompare:
-            _leave_what_apex_script_saves(result)
+            _reduce_to_apex_script_layout(result)
     if parts.is_of_ampcompare and not legacy_layout:
         write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})
     else:
@@ -396,7 +396,7 @@ def _refuse_target(target: Path, source: Path) -> None:
         raise ConversionError(f"{source} would be overwritten; name another file")
 
 
-def _leave_what_apex_script_saves(result: ConvertedCheckpoint) -> None:
+def _reduce_to_apex_script_layout(result: ConvertedCheckpoint) -> None:
     """Bring the state of an ampcompare checkpoint into the layout of an Apex script; note what that lacks as lost."""
     known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
     filled = [key for key, value in result.state.items() if value not in (None, {}, [])]

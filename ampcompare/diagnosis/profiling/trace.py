@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.base.tensors.type_names import HALF_NAMES, narrowest_name
+from ampcompare.base.tensors.type_names import HALF_NAMES, narrowest_of_type_names
 from ampcompare.results.records.profile import PHASES, Phase, WorkKind
 
 STEP = "ampcompare:step"
@@ -84,7 +84,7 @@ class TraceEvent:
         """The floating-point type of its inputs, the narrowest first; "" if none."""
         names = self.args.get("Input type", ())
         found = {_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES}
-        return narrowest_name(found)
+        return narrowest_of_type_names(found)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.location import find_code_of_callable, is_users_file
+from ampcompare.base.location import find_code_of_callable, is_users_or_installed_file
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions, calling_frame
 from ampcompare.source.torch_methods import LIMITING
 
@@ -33,7 +33,7 @@ class GradientHooks:
             events.wrap(nn.Module, f"register_{name}_hook", self._note_registered_hook)
 
     def _note_registered_hook(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
-        if (code := find_code_of_callable(hook)) is not None and is_users_file(code.co_filename):
+        if (code := find_code_of_callable(hook)) is not None and is_users_or_installed_file(code.co_filename):
             self._codes.add(code)
         return original(owner, hook, *args, **kwargs)
 
@@ -42,7 +42,9 @@ class GradientHooks:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code, caller = frame.f_code, frame.f_back
-            if code in self._codes or (_is_called_with_gradients(caller) and is_users_file(code.co_filename)):
+            if code in self._codes or (
+                _is_called_with_gradients(caller) and is_users_or_installed_file(code.co_filename)
+            ):
                 given = inspect.getargvalues(frame)
                 values = [given.locals.get(name) for name in (*given.args, given.varargs or "")]
                 return any(_is_or_holds_tensor(value, tensor) for value in values)
@@ -81,7 +83,7 @@ def follow_tensor_limits(
     def limit(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(tensor, *args, **kwargs)
         if is_asked() and any(isinstance(one, int | float) and one != 0 for one in (*args, *kwargs.values())):
-            if is_users_file(calling_frame().f_code.co_filename):
+            if is_users_or_installed_file(calling_frame().f_code.co_filename):
                 see(tensor, result)
         return result
 

@@ -94,7 +94,7 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
     beyond = [
         name
         for name, per_token in (
-            ("share of tokens outside of 0.9 to 1.1", _differences_of_logprobs),
+            ("share of tokens outside of 0.9 to 1.1", _flags_of_ratios_outside),
             ("mean KL", _kl_divergences),
         )
         if _exceeds_floor(list(per_token(first, second)), list(per_token(first, again)))
@@ -115,7 +115,7 @@ def distance_of_logprobs(one: Sequence[float], other: Sequence[float]) -> Logpro
     """Return how far apart two sequences of log-probabilities are."""
     return LogprobsDistance(
         tokens=len(one),
-        outside=statistics.fmean(_differences_of_logprobs(one, other)),
+        outside=statistics.fmean(_flags_of_ratios_outside(one, other)),
         mean_kl=statistics.fmean(_kl_divergences(one, other)),
         largest=max(abs(second - first) for first, second in zip(one, other, strict=True)),
     )
@@ -170,7 +170,7 @@ def _check_equal_counts(one: object, first: Sequence[float], other: object, seco
         )
 
 
-def _differences_of_logprobs(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
+def _flags_of_ratios_outside(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
     low, high = math.log(LOW), math.log(HIGH)
     return (float(not low <= second - first <= high) for first, second in zip(one, other, strict=True))
 

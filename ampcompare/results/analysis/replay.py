@@ -295,28 +295,34 @@ def _number_or_infinity(value: Any) -> float:
     return float(value) if value is not None and not math.isnan(float(value)) else math.inf
 
 
-def _rounding_unit_of_entry(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    return float((first or entry)["unit"])
+def _rounding_unit_of_entry(entry: Mapping[str, Any], base_entry: Mapping[str, Any] | None) -> float:
+    return float((base_entry or entry)["unit"])
 
 
-def _largest_movement_in_units(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    return max(_number_or_infinity(entry["moved"]), _number_or_infinity(first["moved"]) if first else 0.0)
+def _largest_movement_in_units(entry: Mapping[str, Any], base_entry: Mapping[str, Any] | None) -> float:
+    return max(
+        _number_or_infinity(entry["moved"]), _number_or_infinity(base_entry["moved"]) if base_entry else 0.0
+    )
 
 
-def _least_function_change_that_counts(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _least_function_change_that_counts(
+    entry: Mapping[str, Any], base_entry: Mapping[str, Any] | None
+) -> float:
     condition = _number_or_infinity(entry["moved"]) / float(entry["unit"])
     if math.isinf(_number_or_infinity(entry.get("same", 0.0))) and math.isfinite(condition):
         return SAME
     return max(SAME, OF_FP64 * FP64 * condition)
 
 
-def _least_error_change_that_counts(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    unit = _rounding_unit_of_entry(entry, first)
+def _least_error_change_that_counts(entry: Mapping[str, Any], base_entry: Mapping[str, Any] | None) -> float:
+    unit = _rounding_unit_of_entry(entry, base_entry)
     of_unit = OF_FP32 if unit < HALF else OF_HALF
     # Of the base alone: what the change computes in is what is judged.
-    moved = _number_or_infinity(first["moved"]) if first else _number_or_infinity(entry["moved"])
-    own = OF_BASE * _number_or_infinity(first["error"]) if first else 0.0
-    return max(own, of_unit * max(unit, moved)) + OF_ROUNDING * float((first or entry).get("rounding", 0.0))
+    moved = _number_or_infinity(base_entry["moved"]) if base_entry else _number_or_infinity(entry["moved"])
+    own = OF_BASE * _number_or_infinity(base_entry["error"]) if base_entry else 0.0
+    return max(own, of_unit * max(unit, moved)) + OF_ROUNDING * float(
+        (base_entry or entry).get("rounding", 0.0)
+    )
 
 
 def _errors_in_units(

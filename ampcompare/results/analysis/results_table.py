@@ -123,13 +123,13 @@ def read_table(
     runs = []
     seen: set[tuple[str, str]] = set()
     for number, cells in lines:
-        run = _runs_of_table_line(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
+        run = _run_or_mean_of_line(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
         if run.seed and (run.arm.casefold(), run.seed) in seen:
             raise RecordError(f"{name}, line {number}: a second line of {run.arm} with seed {run.seed}")
         seen.add((run.arm.casefold(), run.seed))
         runs.append(run)
     values = [run.value.mean for run in runs if run.value is not None]
-    scale = _share_scale(values, f"{name}: values of {column}") if found.name == TOP1.name else None
+    scale = _full_scale_if_shares(values, f"{name}: values of {column}") if found.name == TOP1.name else None
     scale = 1 / found.factor if scale is None else scale
     runs = [replace(run, value=run.value and run.value.multiplied_by(scale)) for run in runs]
     return ResultsTable(runs, found, [cell for cell in head if cell not in (*KNOWN, column, f"{column} sd")])
@@ -149,7 +149,7 @@ def _read_source(source: Path | TextIO | str, name: str) -> str:
         raise RecordError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _share_scale(values: Sequence[float], name: str) -> float | None:
+def _full_scale_if_shares(values: Sequence[float], name: str) -> float | None:
     """Return 1 if accuracies are shares of 1, and None if they are percentages.
 
     Raises:
@@ -232,7 +232,7 @@ def _parse_number(text: str) -> PrintedNumber | None:
     return PrintedNumber(float(match["mean"]), step, float(match["sd"]) if match["sd"] else None)
 
 
-def _runs_of_table_line(cells: Mapping[str, str], column: str, location: str) -> RunOrMeanOfRuns:
+def _run_or_mean_of_line(cells: Mapping[str, str], column: str, location: str) -> RunOrMeanOfRuns:
     def parse_cell(name: str) -> PrintedNumber | None:
         text = cells.get(name, "")
         if text.lower() in NOT_MEASURED:

@@ -12,7 +12,12 @@ from ampcompare.results.analysis.pairing.comparability import (
     incomparable_memory_verdict,
     steps_by_other_arm_text,
 )
-from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs, pairs_by_seed_or_first
+from ampcompare.results.analysis.pairing.pairs import (
+    Pair,
+    Pairing,
+    completed_or_diverged_runs,
+    pairs_by_seed_or_first,
+)
 from ampcompare.results.analysis.pairing.scores import metric_of_runs
 from ampcompare.results.records.comparison import ArmSummary
 from ampcompare.results.records.run import RunRecord
@@ -23,7 +28,7 @@ def untested_row(arm: str, pairing: Pairing) -> ArmSummary:
     """Return a row with what no test gives, and without what takes the runs of the reference."""
     records, pairs = pairing.arm, pairing.pairs
     done = [record for record in records if record.status == "completed"]
-    ran = finished_runs(records)
+    ran = completed_or_diverged_runs(records)
     diverged = len(ran) - len(done)
     rate = wilson_interval(diverged, len(ran)) if diverged else (None, None)
     metric = metric_of_runs(records)
@@ -61,7 +66,9 @@ def untested_row(arm: str, pairing: Pairing) -> ArmSummary:
 
 def memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
-    pairs = pairs_by_seed_or_first(finished_runs(pairing.arm), finished_runs(pairing.reference))
+    pairs = pairs_by_seed_or_first(
+        completed_or_diverged_runs(pairing.arm), completed_or_diverged_runs(pairing.reference)
+    )
     here, there = (
         _largest_peak_of_memory(arm for arm, _ in pairs),
         _largest_peak_of_memory(other for _, other in pairs),

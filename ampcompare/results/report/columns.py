@@ -291,7 +291,7 @@ def _data_wait_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(_number_text(1000 * statistics.fmean(known) if known else None, ",.2f"))
 
 
-def _has_lr_setting(comparison: Comparison) -> bool:
+def _is_lr_set_by_recipe(comparison: Comparison) -> bool:
     """Return whether any learning rate is a setting of ampcompare: that of a script is the script's."""
     return any(not math.isnan(row.lr) for row in comparison.arms)
 
@@ -299,7 +299,7 @@ def _has_lr_setting(comparison: Comparison) -> bool:
 ColumnsOf = Callable[[Comparison], dict[str, ArmColumn]]
 COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "arm": column_of_summary(short_arm_name),
-    "lr": column_of_summary(lambda row: f"{row.lr:g}", _has_lr_setting),
+    "lr": column_of_summary(lambda row: f"{row.lr:g}", _is_lr_set_by_recipe),
     "metric": _metric_columns,
     "other metrics": _other_metric_columns,
     "epoch (s)": ArmColumn(cell=_epoch_time_cell),

@@ -301,7 +301,9 @@ def _lay_out_by_choice(
         return None
     drawn = _draw_table_lines(columns, widths, len(table.rows), paint)
     return _TableText(
-        drawn, [*everywhere, *_note_lines_with_names_of_rows(table, notes)], _hidden_columns(table, choice)
+        drawn,
+        [*everywhere, *_note_lines_with_names_of_rows(table, notes)],
+        _dropped_and_shortened_columns(table, choice),
     )
 
 
@@ -407,7 +409,7 @@ def _shared_note_lines_and_other_notes(
     return lines, [[note for note in its if note not in shared] for its in notes]
 
 
-def _hidden_columns(table: Table, choice: _NarrowingChoice) -> list[str]:
+def _dropped_and_shortened_columns(table: Table, choice: _NarrowingChoice) -> list[str]:
     dropped = [column for column in table.columns if 0 < column.drop <= choice.step]
     shortened = [
         column for column in table.columns if 0 < column.shorten <= choice.step and column not in dropped

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import Sampler
 
-from ampcompare.base.location import PACKAGE, Location, is_installed_file, is_users_file
+from ampcompare.base.location import PACKAGE, Location, is_installed_file, is_users_or_installed_file
 from ampcompare.base.patches import Layer, Subscriptions, calling_frame
 from ampcompare.script.beginning.seed_shift import (
     NUMPY_SEEDS,
@@ -215,7 +215,7 @@ class SeedFollower:
         caller = calling_frame()
         # A library sets a state that it has read itself, as around a check; transformers' does from a checkpoint.
         is_own = not _is_of_library(caller) or caller.f_code.co_name == "_load_rng_state"
-        if is_own or (kind == "load" and is_users_file(caller.f_code.co_filename)):
+        if is_own or (kind == "load" and is_users_or_installed_file(caller.f_code.co_filename)):
             self._record_seed_call(function, kind)
         if kind != "state":
             return inner(*args, **kwargs)
@@ -289,7 +289,7 @@ class SeedFollower:
 def _is_of_library(frame: FrameType) -> bool:
     """Return whether a frame is of a library, torch's among them."""
     file = frame.f_code.co_filename
-    return not is_users_file(file) or is_installed_file(file)
+    return not is_users_or_installed_file(file) or is_installed_file(file)
 
 
 def _is_sequence_of_numbers(seed: Any) -> bool:
@@ -327,7 +327,7 @@ def _running_location_text(*, skips_imports: bool) -> str:
         file = frame.f_code.co_filename
         if skips_imports and file.startswith(IMPORTS):
             return ""
-        if is_users_file(file) and not file.startswith("<"):
+        if is_users_or_installed_file(file) and not file.startswith("<"):
             first = first or str(Location(file, frame.f_lineno))
             if not is_installed_file(file):
                 return str(Location(file, frame.f_lineno))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import is_users_file, location_of_error
+from ampcompare.base.location import is_users_or_installed_file, location_of_error
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.script.behind.failing_call import find_types_given_to_failing_call
@@ -448,7 +448,7 @@ def _has_optimizer_lost_gradient_graph(failure: _ScriptFailure) -> bool:
     while trace is not None:
         code = trace.tb_frame.f_code
         is_optimizer = isinstance(trace.tb_frame.f_locals.get("self"), torch.optim.Optimizer)
-        if is_optimizer and code.co_name == "step" and is_users_file(code.co_filename):
+        if is_optimizer and code.co_name == "step" and is_users_or_installed_file(code.co_filename):
             return True
         trace = trace.tb_next
     return False
@@ -682,7 +682,7 @@ def _arms_for_operands_of_two_types(failure: _ScriptFailure) -> tuple[str, ...]:
     trace, line, modules = failure.error.__traceback__, "", []
     while trace is not None:
         module, code = trace.tb_frame.f_locals.get("self"), trace.tb_frame.f_code
-        if isinstance(module, nn.Module) and is_users_file(code.co_filename):
+        if isinstance(module, nn.Module) and is_users_or_installed_file(code.co_filename):
             modules.append(model_inside_wrappers(module))
             line = linecache.getline(code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
@@ -789,7 +789,7 @@ def _name_of_module_inside_which_torch_raised(trace: types.TracebackType | None)
     inner = ""
     while trace is not None:
         code, module = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
-        is_own = is_users_file(code.co_filename)
+        is_own = is_users_or_installed_file(code.co_filename)
         if isinstance(module, nn.Module):
             modules.append(model_inside_wrappers(module))
             names = {
@@ -807,7 +807,7 @@ def _find_call_into_torch_that_raised(trace: types.TracebackType | None) -> _Tor
     entry: types.FrameType | None = None
     while trace is not None:
         frame = trace.tb_frame
-        if is_users_file(frame.f_code.co_filename):
+        if is_users_or_installed_file(frame.f_code.co_filename):
             entry = None
         elif entry is None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
             entry = frame
@@ -831,7 +831,7 @@ def _find_function_that_failed_in_backward(trace: types.TracebackType | None) ->
     while trace is not None:
         frame = trace.tb_frame
         first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
-        if is_users_file(frame.f_code.co_filename) and isinstance(
+        if is_users_or_installed_file(frame.f_code.co_filename) and isinstance(
             first, torch.autograd.function.BackwardCFunction
         ):
             name = frame.f_code.co_qualname.rpartition(".<locals>.")[2].partition(".")[0]
@@ -860,7 +860,7 @@ def _has_torch_raised_in_backward(trace: types.TracebackType | None) -> bool:
     is_inside = False
     while trace is not None:
         code = trace.tb_frame.f_code
-        if is_inside and (is_users_file(code.co_filename) or code.co_name == "forward"):
+        if is_inside and (is_users_or_installed_file(code.co_filename) or code.co_name == "forward"):
             return False
         is_inside |= code.co_name == "_engine_run_backward"
         trace = trace.tb_next

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_module_name
-from ampcompare.base.location import is_users_file
+from ampcompare.base.location import is_users_or_installed_file
 
 
 def record_missing_apex_names(finder: ApexFinder) -> None:
@@ -86,7 +86,7 @@ def _record_missing_names_of(module: ModuleType, missing_names: list[str]) -> No
             if (
                 not name.startswith("__")
                 and full not in missing_names
-                and is_users_file(sys._getframe(1).f_code.co_filename)
+                and is_users_or_installed_file(sys._getframe(1).f_code.co_filename)
             ):
                 missing_names.append(full)
             raise

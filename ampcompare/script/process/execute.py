@@ -18,7 +18,7 @@ from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
 from ampcompare.base.environment.torch_names import own_missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
-from ampcompare.base.location import is_users_file, location_of_error
+from ampcompare.base.location import is_users_or_installed_file, location_of_error
 from ampcompare.base.processes.start import add_working_directory_first
 from ampcompare.script.imports.missing_names import missing_names_of_script
 from ampcompare.script.invocation.exec_settings import ExecSettings
@@ -281,7 +281,7 @@ def _end_traceback_at_user_line(traceback: TracebackType | None) -> None:
     """Cut off the frames of torch and of the guards, which do not help with a mistake of the script."""
     last = traceback
     while traceback is not None:
-        if is_users_file(traceback.tb_frame.f_code.co_filename):
+        if is_users_or_installed_file(traceback.tb_frame.f_code.co_filename):
             last = traceback
         traceback = traceback.tb_next
     if last is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
 
-from ampcompare.base.location import is_installed_file, is_users_file
+from ampcompare.base.location import is_installed_file, is_users_or_installed_file
 from ampcompare.base.python_folders import INSTALLED_PACKAGES
 
 
@@ -39,7 +39,7 @@ def _find_library_and_unfinished_file_it_imported(
     codes = [code for code in codes if not code.co_filename.startswith("<frozen ")]
     for outer, inner in pairwise(codes):
         file = inner.co_filename
-        is_library = not is_users_file(outer.co_filename) or is_installed_file(outer.co_filename)
+        is_library = not is_users_or_installed_file(outer.co_filename) or is_installed_file(outer.co_filename)
         if (
             inner.co_name == "<module>"
             and is_library

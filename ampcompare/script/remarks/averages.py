@@ -62,7 +62,7 @@ class StuckAverageWatch:
                 for owner, name in WRITES:
                     calls.watch(owner, name, functools.partial(self._look_after_inplace_write, name))
 
-        steps.call_before_first(before_step)
+        steps.call_before_first_of_each(before_step)
 
     def _look_after_inplace_write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, *args, **kwargs)

@@ -25,7 +25,7 @@ class SampledCallsWatch:
         # the last is the one that was given, which the third calls outside of steps
         self._sampled: list[tuple[Any, str, Around, Around]] = []
         self._window: Subscriptions | None = None  # of the steps that are watched
-        steps.call_before_first(self._open_at_first_step)
+        steps.call_before_first_of_each(self._open_at_first_step)
         steps.call_after_each(self._open_or_close_after_step)
         events.call_at_end(self._close_window)
 

@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.live_objects import live_objects_of
-from ampcompare.base.location import is_installed_file, is_users_file
+from ampcompare.base.location import is_installed_file, is_users_or_installed_file
 from ampcompare.base.patches import Layer, PatchPoints, Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.script.imports.adapter_imports import adapter_keeps_own_functions, call_with_each_adapter
@@ -504,7 +504,7 @@ def _variables_and_attributes_of_script() -> Iterator[tuple[str, Any]]:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_users_file(file) and not is_installed_file(file):
+        if is_users_or_installed_file(file) and not is_installed_file(file):
             spaces.append(frame.f_locals)
         frame = frame.f_back
     spaces.append(vars(sys.modules["__main__"]))
@@ -527,7 +527,7 @@ def _is_class_of_script(kind: type) -> bool:
     """Return whether a class is one of the script's own files."""
     file: str = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     # functions and modules are of no file
-    return bool(file) and is_users_file(file) and not is_installed_file(file)
+    return bool(file) and is_users_or_installed_file(file) and not is_installed_file(file)
 
 
 def _objects_of_script_classes_but_models() -> list[Any]:

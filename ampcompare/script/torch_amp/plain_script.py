@@ -34,7 +34,7 @@ from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.base.location import is_installed_file, is_users_file, message_with_script_line
+from ampcompare.base.location import is_installed_file, is_users_or_installed_file, message_with_script_line
 from ampcompare.base.patches import GRADIENT_READS, PatchPoints, Subscriptions, follow_modules_with_own_call
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
@@ -965,7 +965,7 @@ def _may_user_code_use_amp() -> bool:
         *(
             file
             for file in files
-            if file.endswith(".py") and is_users_file(file) and not is_installed_file(file)
+            if file.endswith(".py") and is_users_or_installed_file(file) and not is_installed_file(file)
         ),
     }:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from ampcompare.base.location import LIGHTNING, is_installed_file, is_users_file
+from ampcompare.base.location import LIGHTNING, is_installed_file, is_users_or_installed_file
 
 # Calls that give as many items as their first argument has.
 PASSING = {
@@ -76,7 +76,7 @@ def find_repetitions_of_loops_around() -> list[float] | None:
         while frame is not None:
             if is_installed_file(frame.f_code.co_filename):
                 share *= _steps_per_call_of_library(frame)
-            elif is_users_file(frame.f_code.co_filename):
+            elif is_users_or_installed_file(frame.f_code.co_filename):
                 for node in reversed([*_statements_deciding_repetition(frame)]):
                     times = _body_runs_per_statement(node, frame)
                     if isinstance(node, ast.If):

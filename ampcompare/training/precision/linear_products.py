@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ampcompare.backends.roles import ProductFormat
-from ampcompare.base.formats import FORMATS, Element, Format
+from ampcompare.base.formats import FORMATS, BlockFormat, ElementFormat
 from ampcompare.base.tensors.products import (
     LinearProduct,
     OperationMode,
@@ -48,9 +48,9 @@ class ProductRounding:
     """How the operands of a product are rounded."""
 
     name: str
-    form: Format
+    form: BlockFormat
     scale: str
-    gradients: Element
+    gradients: ElementFormat
     stochastic: bool
     transformed: bool
     tiles: bool
@@ -82,7 +82,7 @@ class ProductRounding:
             switches.append(f"grads_as={self.gradients.name}")
         return str(ProductFormat(self.name, self.scale, tuple(switches)))
 
-    def element_of_operand(self, role: str, *, is_left: bool) -> Element:
+    def element_of_operand(self, role: str, *, is_left: bool) -> ElementFormat:
         """Return what an operand is rounded to: gradients are left in dgrad and wgrad."""
         return self.gradients if is_left and role != "fprop" else self.form.element
 
@@ -262,7 +262,7 @@ def _rounding_error_figures_of_operand(
     exact = matrix.double()
     counts = (
         torch.tensor(matrix.numel(), device=matrix.device),
-        (nearest.unrounded.abs() >= element.cutoff_magnitude).sum(),
+        (nearest.unrounded.abs() >= element.saturation_magnitude).sum(),
         ((operand.values == 0) & (matrix != 0)).sum(),
         torch.tensor(ends.numel(), device=matrix.device),
         ends.sum(),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ampcompare.base.formats import E4M3, E8M0_SCALES, FP32_SCALES, Element, Format
+from ampcompare.base.formats import E4M3, E8M0_SCALES, FP32_SCALES, BlockFormat, ElementFormat
 
 FP32_MAX = torch.finfo(torch.float32).max
 EXPONENT = 0x7F800000  # bits of fp32
@@ -48,7 +48,7 @@ def power_of_two_below(x: Tensor) -> Tensor:
     return (x.view(torch.int32) & EXPONENT).view(torch.float32)
 
 
-def round_to_element(x: Tensor, element: Element, generator: torch.Generator | None = None) -> Tensor:
+def round_to_element(x: Tensor, element: ElementFormat, generator: torch.Generator | None = None) -> Tensor:
     """Round fp32 to the nearest number of an element, ties to even; with a generator at random, up or down.
 
     Numbers beyond the range saturate, infinities too; NaN stays, and -0 may become 0. At random a number between two of
@@ -59,7 +59,7 @@ def round_to_element(x: Tensor, element: Element, generator: torch.Generator | N
 
 
 def _round_to_steps_above(
-    x: Tensor, power: Tensor, element: Element, generator: torch.Generator | None
+    x: Tensor, power: Tensor, element: ElementFormat, generator: torch.Generator | None
 ) -> Tensor:
     """Round numbers to multiples of the steps that the element has from `power` on."""
     if generator is not None:
@@ -72,11 +72,11 @@ def _round_to_steps_above(
     return torch.add(x, power, alpha=factor).sub_(power, alpha=factor)
 
 
-def _fp32_scale_factor(largest: Tensor, element: Element) -> Tensor:
+def _fp32_scale_factor(largest: Tensor, element: ElementFormat) -> Tensor:
     return (element.largest / largest.double().clamp(min=SMALLEST)).float()  # in fp64, as torchao does
 
 
-def _unclamped_e8m0_exponent(largest: Tensor, element: Element, scale: str) -> Tensor:
+def _unclamped_e8m0_exponent(largest: Tensor, element: ElementFormat, scale: str) -> Tensor:
     """Return the exponent of a block's scale, biased and not yet limited to that of E8M0."""
     if scale == "rceil":  # the smallest power of two that leaves no number above the largest of the element
         bits = (largest / element.largest).view(torch.int32)
@@ -88,7 +88,7 @@ def _unclamped_e8m0_exponent(largest: Tensor, element: Element, scale: str) -> T
 
 
 def _scales_of_tiles(
-    largest: Tensor, element: Element, form: Format, scale: str
+    largest: Tensor, element: ElementFormat, form: BlockFormat, scale: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return from the largest number of each tile the factor of its numbers, its scale, and that of the matrix."""
     one = torch.ones((), device=largest.device)
@@ -138,8 +138,8 @@ def join_tiles(x: Tensor) -> Tensor:
 
 def round_matrix(
     x: Tensor,
-    form: Format,
-    element: Element,
+    form: BlockFormat,
+    element: ElementFormat,
     scale: str,
     *,
     square: bool = False,
@@ -167,8 +167,8 @@ def round_matrix(
 
 def rounded_values_and_matrix_scale(
     x: Tensor,
-    form: Format,
-    element: Element,
+    form: BlockFormat,
+    element: ElementFormat,
     scale: str,
     *,
     square: bool = False,
@@ -231,7 +231,7 @@ _VECTORS = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
 
 
 def _round_by_powers_of_two(
-    tiles: Tensor, largest: Tensor, element: Element, scale: str, generator: torch.Generator | None
+    tiles: Tensor, largest: Tensor, element: ElementFormat, scale: str, generator: torch.Generator | None
 ) -> Tensor | None:
     """Round tiles to an element times powers of two where they are, without a division by these.
 
@@ -262,7 +262,9 @@ def _round_by_powers_of_two(
     return rounded
 
 
-def tiles_with_scale_at_limit(rounded: RoundedMatrix, form: Format, element: Element, scale: str) -> Tensor:
+def tiles_with_scale_at_limit(
+    rounded: RoundedMatrix, form: BlockFormat, element: ElementFormat, scale: str
+) -> Tensor:
     """Return which tiles that are not all zero want a scale at or beyond an end of its range."""
     largest = rounded.largest
     if scale in E8M0_SCALES:

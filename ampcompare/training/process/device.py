@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_type_of_device
+from ampcompare.base.environment.gpus import ACCELERATORS, non_cuda_accelerator_type
 from ampcompare.base.errors import EnvironmentUnfit
 
 WITHOUT_FLOAT64 = ("mps", "xpu")  # Metal has none, and of Intel's GPUs some have none
@@ -17,7 +17,7 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         EnvironmentUnfit: torch sees no such device, or fewer of them.
     """
-    kind = accelerator_type_of_device(name)
+    kind = non_cuda_accelerator_type(name)
     if kind:
         return _resolve_accelerator_device(name, kind)
     if name == "auto":

@@ -12,12 +12,12 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_ASYNC"), reason="only POSIX has it")
 BUSY = """
-from ampcompare.base.processes.child import process_ended_at_hangup
-with process_ended_at_hangup(0):
+from ampcompare.base.processes.child import end_process_at_hangup_in_block
+with end_process_at_hangup_in_block(0):
     pass
 print("ready", flush=True)
 print(input(), flush=True)
-with process_ended_at_hangup(0):
+with end_process_at_hangup_in_block(0):
     print("busy", flush=True)
     sum(range(10**18))  # no other Python code runs meanwhile
 """

@@ -18,7 +18,7 @@ HALVES = re.compile(r"""[({\[]\s*(?:"fp16",\s*"bf16"|torch\.float16,\s*torch\.bf
     ("names", "narrowest"), [({"fp32", "bf16"}, "bf16"), ({"bf16", "fp16", "fp8"}, "fp8"), ({"int8"}, "")]
 )
 def test_the_narrowest(names: set[str], narrowest: str) -> None:
-    assert type_names.narrowest_name(names) == narrowest
+    assert type_names.narrowest_of_type_names(names) == narrowest
 
 
 def test_names_of_torch() -> None:

@@ -165,7 +165,7 @@ def unbroken_and_rest(settings: RunConfig, folder: Path, step: int = 3) -> tuple
     assert [resumption.step for resumption in second.session.resumed] == [step]
     assert len(second.steps) == len(unbroken.steps) - step > 0
     assert repr(untimed(second.steps)) == repr(untimed(unbroken.steps[step:]))
-    assert first_difference_text(unbroken.end, second.end, apart=APART) == ""
+    assert first_difference_text(unbroken.end, second.end, ignored_keys=APART) == ""
     return unbroken, second
 
 
@@ -191,7 +191,7 @@ def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
         second = Played(config(**options), tmp_path / f"{stop}", resume=True)
         assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
         assert second.session.why_ended_early == unbroken.session.why_ended_early
-        assert first_difference_text(unbroken.end, second.end, apart=APART) == ""
+        assert first_difference_text(unbroken.end, second.end, ignored_keys=APART) == ""
 
 
 @pytest.fixture
@@ -352,10 +352,10 @@ def test_saving_changes_no_number(tmp_path: Path) -> None:
     for saving in ({"every_steps": 1}, {"every_steps": 1, "in_background": True}):
         saved = Played(config("apex:O2,engine=compat", recipe=SHORT, saving=saving), tmp_path / "b")
         assert repr(untimed(saved.steps)) == repr(untimed(plain.steps))
-        assert first_difference_text(plain.end, saved.end, apart=APART) == ""
+        assert first_difference_text(plain.end, saved.end, ignored_keys=APART) == ""
         found = find_checkpoint("auto", tmp_path / "b")
         assert found is not None
-        assert first_difference_text(plain.end, found.state, apart=(*APART, "schema")) == ""
+        assert first_difference_text(plain.end, found.state, ignored_keys=(*APART, "schema")) == ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.base.formats import E2M1, E4M3, E5M2, FORMATS, Element
+from ampcompare.base.formats import E2M1, E4M3, E5M2, FORMATS, ElementFormat
 from ampcompare.training.precision.shared_scales import (
     RoundedMatrix,
     hadamard_matrix,
@@ -36,13 +36,13 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def rounded(
-    x: Tensor, name: str, scale: str = "", *, element: Element | None = None, square: bool = False
+    x: Tensor, name: str, scale: str = "", *, element: ElementFormat | None = None, square: bool = False
 ) -> RoundedMatrix:
     form = FORMATS[name]
     return round_matrix(x.float(), form, element or form.element, scale or form.scales[0], square=square)
 
 
-def codes(element: Element) -> Tensor:
+def codes(element: ElementFormat) -> Tensor:
     """All numbers of an element: its subnormal ones, then those of each exponent."""
     steps = 2**element.fraction
     small = torch.arange(steps) * 2.0 ** (element.least - element.fraction)
@@ -52,7 +52,7 @@ def codes(element: Element) -> Tensor:
     return torch.cat([-both, both]).unique()
 
 
-def inputs(element: Element) -> Tensor:
+def inputs(element: ElementFormat) -> Tensor:
     """All codes, all ties with their neighbors, all numbers of bf16 but NaN, and fp32 of many exponents."""
     values = codes(element)
     ties = ((values[1:] + values[:-1]) / 2).view(torch.int32)

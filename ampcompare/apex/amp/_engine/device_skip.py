@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampcompare.apex.amp._amp_state import DeferredMessages, _amp_state, maybe_print, overflow_message
-from ampcompare.base.tensors.skippable_step import has_global_step_hooks, is_step_skippable
+from ampcompare.base.tensors.skippable_step import has_changing_global_step_hooks, is_step_skippable
 
 from .errors import AmpScalingError
 from .optimizer_state import Flag
@@ -92,7 +92,7 @@ def find_flag_device(loss: Any, optimizers: list[Any]) -> torch.device | None:
     """Return the device of this whole backward pass if nothing needs its overflow flag on the host, else None."""
     if not optimizers or not optimizers[0]._amp_stash.takes_flags or not isinstance(loss, Tensor):
         return None
-    if has_global_step_hooks():
+    if has_changing_global_step_hooks():
         return None
     device = loss.device
     if device.type not in _DEVICE_TYPES:

@@ -13,7 +13,7 @@ from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import names_of_differing_files
 from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
-from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
+from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, completed_or_diverged_runs
 from ampcompare.results.analysis.pairing.scores import unlike_metrics_reason
 from ampcompare.results.analysis.pairing.seeding import seed_shift_sentences, unlike_seed_line
 from ampcompare.results.records.evaluation import emulated_type
@@ -71,7 +71,7 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
 
 def incomparable_quality_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the quality of pairs cannot be compared; an empty one if they can."""
-    return _incomparable_verdict(pairing, quality_incomparable_reason, _rounded_codes_reason)
+    return _incomparable_verdict(pairing, quality_incomparable_reason, _rounded_labels_or_codes_reason)
 
 
 def incomparable_time_verdict(pairing: Pairing) -> Verdict:
@@ -119,7 +119,7 @@ def quality_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_so
     )
 
 
-def _rounded_codes_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
+def _rounded_labels_or_codes_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
     """Return that one of two runs was trained on other labels or codes than its script gave it; "" if none was."""
     found = (run.script.rounded_codes for run in (arm, reference) if run.script is not None)
     return next(filter(None, found), "")
@@ -171,8 +171,8 @@ def _unlike_machines_reason(arm: RunRecord, reference: RunRecord, *, same_softwa
         or _unlike_environments_reason(HARDWARE, arm, reference)
         or (_unlike_environments_reason(SOFTWARE, arm, reference) if same_software else "")
         or _unlabeled_setting_difference_reason(SPEED, arm, reference)
-        or resume_changes_text(arm)
-        or resume_changes_text(reference)
+        or machine_changes_at_resume_text(arm)
+        or machine_changes_at_resume_text(reference)
     )
 
 
@@ -189,7 +189,7 @@ def steps_by_other_arm_text(record: RunRecord) -> str:
     return " and ".join(parts)
 
 
-def resume_changes_text(record: RunRecord) -> str:
+def machine_changes_at_resume_text(record: RunRecord) -> str:
     """Return the changes of the machine at a resume from a checkpoint."""
     notes = dict.fromkeys(note for resumption in record.resumed for note in resumption.machine)
     return "; ".join(f"resumed with {note}" for note in notes)
@@ -377,7 +377,7 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
 def lines_on_unlike_run_conditions(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield a line for each difference between the cells of a comparison, except arm, seed and settings."""
     rows: dict[str, list[RunRecord]] = {}
-    for record in sorted(finished_runs(records), key=lambda record: record.arm != reference):
+    for record in sorted(completed_or_diverged_runs(records), key=lambda record: record.arm != reference):
         rows.setdefault(record.arm, []).append(record)
     for what, value_of in DIFFERENCES.items():
         arms_of: dict[str, list[str]] = {}
@@ -392,7 +392,7 @@ def lines_on_unlike_run_conditions(records: Sequence[RunRecord], reference: str)
     for arm, runs in rows.items():
         for text_of, end in (
             (steps_by_other_arm_text, f", so its results are not those of {arm} alone"),
-            (resume_changes_text, ""),
+            (machine_changes_at_resume_text, ""),
         ):
             texts = list(filter(None, map(text_of, runs)))
             for text in dict.fromkeys(texts):

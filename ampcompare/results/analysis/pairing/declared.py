@@ -256,7 +256,7 @@ def _ledger_table_rows(ledger: Ledger, roles: Roles | None) -> list[tuple[str, s
         (
             "backward products",
             observed_types_text(ledger.backward),
-            unseen or _text_of_types_in_backward_alone(ledger),
+            unseen or _text_of_backward_only_16bit_types(ledger),
         ),
         ("gradients", observed_types_text(ledger.types_of_groups("gradients")), ""),
         ("accumulated gradients", observed_types_text(ledger.accumulated), one_pass),
@@ -275,7 +275,7 @@ def _ledger_table_rows(ledger: Ledger, roles: Roles | None) -> list[tuple[str, s
     ]
 
 
-def _text_of_types_in_backward_alone(ledger: Ledger) -> str:
+def _text_of_backward_only_16bit_types(ledger: Ledger) -> str:
     """Return which 16-bit types only the backward pass has; "" for none."""
     backward = [name for name in HALF_NAMES if name in ledger.backward] if ledger.forward else []
     alone = [name for name in backward if name not in ledger.forward]

@@ -100,10 +100,14 @@ def surviving_and_common_seed_counts(
 def divergence_verdict(records: Sequence[RunRecord]) -> Verdict:
     """Return how many of the runs that ended by themselves diverged, as a verdict; an empty one if none did."""
     count = sum(record.status == "diverged" for record in records)
-    return Verdict(kind="diverged", share=(count, len(finished_runs(records)))) if count else Verdict()
+    return (
+        Verdict(kind="diverged", share=(count, len(completed_or_diverged_runs(records))))
+        if count
+        else Verdict()
+    )
 
 
-def finished_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
+def completed_or_diverged_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs that ended by themselves, in a good state or not."""
     return [record for record in records if record.has_result]
 

@@ -110,14 +110,16 @@ def seed_shift_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
         )
     else:
         yield "Shifted seeds: the script seeds nothing that could be shifted."
-    if left := [call for call in fixed if call not in shifted and _is_seeded_with_one_number(call, shifting)]:
+    if left := [
+        call for call in fixed if call not in shifted and _is_seeded_alike_in_all_runs(call, shifting)
+    ]:
         yield (
             f"Not shifted, in all seeds as written: {format_few_names(seed_line_texts(left))}; --shift-seeds all "
             "shifts them too."
         )
 
 
-def _is_seeded_with_one_number(call: SeedCall, records: Sequence[RunRecord]) -> bool:
+def _is_seeded_alike_in_all_runs(call: SeedCall, records: Sequence[RunRecord]) -> bool:
     """Return whether a line seeds with one number in all runs: another one in each is drawn, as by a library."""
     known = (one for record in records if record.script is not None for one in record.script.seeds or ())
     return len({one.seed for one in known if (one.place, one.function) == (call.place, call.function)}) == 1

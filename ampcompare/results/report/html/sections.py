@@ -75,8 +75,8 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         Section("ratios", lambda: page.effect_blocks(time_effect_plot)),
         Section("curves", [Figure("curves", page.learning_curve_charts)], "Curves"),
         Section("costs", [Figure("costs", page.cost_charts)], "Memory and time"),
-        Section("pictures", page.picture_blocks, "Curves"),
-        Section("usage", [Figure("costs", page.usage_charts)], "Memory and time", usage_state),
+        Section("pictures", page.learning_curve_picture_blocks, "Curves"),
+        Section("usage", [Figure("costs", page.memory_and_time_charts)], "Memory and time", usage_state),
         Section("runs", page.run_blocks, f"{number}, one line each"),
         Section("differing", page.differing_setting_blocks),
         Section("settings", page.settings_blocks),
@@ -129,13 +129,13 @@ class _PageBlocks:
             [*quality, step_time_drift_chart(self._arms)], [memory, step_time_plot(self._arms)]
         )
 
-    def picture_blocks(self) -> list[Block]:
+    def learning_curve_picture_blocks(self) -> list[Block]:
         """Return learning curves as pictures without scripts, for the output of a notebook."""
         charts = learning_charts(self._arms[:MOST_ARMS], self._comparison.reference, MOST_POINTS)
         made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
-    def usage_charts(self) -> SwitchedCharts:
+    def memory_and_time_charts(self) -> SwitchedCharts:
         """Return those plots of memory and step times that have something to draw."""
         plots = (peak_memory_plot(self._arms), step_time_plot(self._arms))
         return SwitchedCharts((), [plot for plot in plots if not plot.sentence], self.time_fault)
