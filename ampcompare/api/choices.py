@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.choices import ChoiceAvailability, list_choices
-from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunBrief, find_run_directories
+from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunBrief, find_run_directories_newest_first
 
 
 def list_arms() -> list[ChoiceAvailability]:
@@ -64,4 +64,4 @@ def list_runs(folder: str | Path | None = None) -> list[RunBrief]:
         if folder is None:
             return []
         raise ConfigError(f"there is no folder {root}; name one that holds run directories")
-    return [run.brief() for run in find_run_directories(root)]
+    return [run.brief() for run in find_run_directories_newest_first(root)]

@@ -47,9 +47,9 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     MLFLOW_TRACKING_URI names a server.
     """
     from ampcompare.api.comparison import export_run_directory
-    from ampcompare.experiment.run_directory import newest_run_directories
+    from ampcompare.experiment.run_directory import require_run_directories_newest_first
 
-    folder = newest_run_directories()[0] if run is None else Path(run)
+    folder = require_run_directories_newest_first()[0] if run is None else Path(run)
 
     def note(text: str) -> None:
         click.echo(f"note: {printable_line(text, 2000)}", err=True)

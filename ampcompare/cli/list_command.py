@@ -60,11 +60,11 @@ def command(asked: CommandForm, what: str, folder: str | None) -> int:
 
 
 def _print_runs(folder: str | None) -> int:
-    from ampcompare.experiment.run_directory import DEFAULT_FOLDER, find_run_directories
+    from ampcompare.experiment.run_directory import DEFAULT_FOLDER, find_run_directories_newest_first
     from ampcompare.results.report.tables import listing_text, terminal_width
 
     root = Path(folder) if folder is not None else DEFAULT_FOLDER
-    found = find_run_directories(root) if folder is not None or root.is_dir() else []
+    found = find_run_directories_newest_first(root) if folder is not None or root.is_dir() else []
     if not found:
         click.echo(f"no run directories in {root.absolute()}; ampcompare compare makes one", err=True)
         return 0

@@ -132,9 +132,9 @@ def command(
 
 
 def _choose_newest_run_directory_and_say_so() -> Path:
-    from ampcompare.experiment.run_directory import newest_run_directories
+    from ampcompare.experiment.run_directory import require_run_directories_newest_first
 
-    found, *others = newest_run_directories()
+    found, *others = require_run_directories_newest_first()
     line = f"the newest run directory: {printable_line(str(found), 300)}"
     if others:
         line += f"; the one before it: ampcompare report {printable_line(shlex.quote(str(others[0])), 300)}"

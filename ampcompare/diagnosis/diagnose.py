@@ -10,7 +10,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.type_names import HALF_NAMES
-from ampcompare.diagnosis.findings import find_faults
+from ampcompare.diagnosis.findings import find_first_faults_by_kind
 from ampcompare.diagnosis.loops import Loop, LoopConditions
 from ampcompare.diagnosis.observation import RunObservation, StepFacts
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST
@@ -117,7 +117,7 @@ def diagnose_loop(
 
     def test(other: Arm, lines: Sequence[str]) -> TestedCandidate:
         seen = observe_loop(loop, other, conditions, lines)
-        return TestedCandidate(find_faults(seen, left_out), sorted(seen.functions))
+        return TestedCandidate(find_first_faults_by_kind(seen, left_out), sorted(seen.functions))
 
     return diagnosis_with_tested_cure(found, arm, test, device_type=observation.device_type)
 
@@ -156,7 +156,7 @@ def diagnosis_of_observation(
         map=observation.results_by_module_and_step(),
         headroom=loss_scale_headroom_over_steps(observation.facts),
         updates=list(observation.updates.values()),
-        faults=faults_with_cast_of_inputs(arm, find_faults(observation, left_out)),
+        faults=faults_with_cast_of_inputs(arm, find_first_faults_by_kind(observation, left_out)),
         notes=[*notes, *_diagnosis_notes(arm, observation)],
     )
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})

@@ -161,7 +161,9 @@ def _place_name_for_reader_of(event: OperationResult, known_event: OperationResu
     return f"{place.name} ({place.where})" if place.where else place.name
 
 
-def find_faults(observation: RunObservation, left_out: Collection[FaultKind] = ()) -> list[Fault]:
+def find_first_faults_by_kind(
+    observation: RunObservation, left_out: Collection[FaultKind] = ()
+) -> list[Fault]:
     """Return the faults of a run, at most one of each kind, the earliest first, without kinds that are left out."""
     found: dict[FaultKind, Fault] = {}
     highest = 0.0  # scale at which a step was applied
@@ -174,7 +176,7 @@ def find_faults(observation: RunObservation, left_out: Collection[FaultKind] = (
             ]
         else:
             is_falling = facts.scale <= highest / FALL
-            faults = list(_faults_of_skipped_step(facts, highest if is_falling else None))
+            faults = list(_skip_faults_beyond_loss_scale(facts, highest if is_falling else None))
             fallen |= is_falling and bool(faults)
         for fault in faults:
             found.setdefault(fault.kind, fault)
@@ -407,7 +409,7 @@ def _swallowed_overflow_fault(facts: StepFacts, origin: int, wrong_index: int) -
     )
 
 
-def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
+def _skip_faults_beyond_loss_scale(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
     """Yield the fault of a step that was skipped, unless a smaller loss scale may be all that it needs.
 
     `fallen_from` is a scale far above this step's at which others are applied.

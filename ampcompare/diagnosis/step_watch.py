@@ -132,7 +132,7 @@ class StepOperationsWatch(StepObserver):
         self._step += 1
         self._applied += applied
 
-    def end_unfinished_step(self) -> None:
+    def end_unfinished_nonfinite_step(self) -> None:
         """Hand over what the script computed before it ended in a step, if its last result is not finite.
 
         So ends one that stops training, or raises, at such a loss: that result counts as the loss.

@@ -90,7 +90,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
     try:
         with contextlib.ExitStack() as stack:
             for part in parts:
-                stack.enter_context(part.run.lock().acquire(timeout=0))
+                stack.enter_context(part.run.file_lock().acquire(timeout=0))
             journals = [
                 _FolderJournalOfJoinedRuns(part.run, plan, tuple(part.run.read_looks()), files)
                 for part in parts

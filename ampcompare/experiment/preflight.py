@@ -92,7 +92,7 @@ def run_trials_of_rows(
                 runner.keep_advised_arms_that_train(of_rows[builds[label]], cell)
         tried = [trial for trial in of_rows.values() if not trial.must_be_started_by_hand]
         if len(tried) == len(rows) == 1:
-            tried += runner.try_with_last_seed(tried[0], *rows.values())
+            tried += runner.try_only_cell_with_last_seed(tried[0], *rows.values())
     found = _preflight_of_trials(tried, time.perf_counter() - begun)
     seen = {"arms": _arm_trials_by_label(builds, of_rows), "remarks": _labels_by_remark(builds, of_rows)}
     return found.model_copy(update={**seen, "untried": untried})
@@ -159,7 +159,7 @@ class _TrialRunner:
             able += [arm] if arm and arm not in able else []
         failed.advice = failed.advice.with_arms(able)
 
-    def try_with_last_seed(self, first: _CellTrial, cell: RunConfig) -> list[_CellTrial]:
+    def try_only_cell_with_last_seed(self, first: _CellTrial, cell: RunConfig) -> list[_CellTrial]:
         """Try the only cell again with another seed, if there is one, it trains, and there is time for it."""
         if len(self._seeds) < 2 or not first.is_trained or self._left < first.busy_seconds:
             return []

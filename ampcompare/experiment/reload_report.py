@@ -140,7 +140,7 @@ def _summary_at_last_look(
     """Return the comparison against the reference of a journal, at the error rate that earlier looks left."""
     run = journal.run
     try:
-        with run.lock().acquire(timeout=0):
+        with run.file_lock().acquire(timeout=0):
             journal = replace(journal, looks=tuple(run.read_looks()))
             return journal.append_last_look(summarize(journal.sequential_design(records)))
     except Timeout:

@@ -203,7 +203,7 @@ class RunDirectory:
     def _short_path(self) -> str:
         return printable_line(str(self.path), MAX_SHOWN)
 
-    def lock(self) -> FileLock:
+    def file_lock(self) -> FileLock:
         """Return the lock, which the system releases when its process ends, so that a dead owner blocks nobody."""
         return FileLock(self.path.resolve() / RunFile.LOCK)
 
@@ -218,7 +218,7 @@ class RunDirectory:
             yield
             return
         self.make()
-        lock, owner = self.lock(), self.path / RunFile.OWNER
+        lock, owner = self.file_lock(), self.path / RunFile.OWNER
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -457,7 +457,7 @@ def _set_record_aside(path: Path, name: str, error: RecordError) -> ReusableReco
     return ReusableRecord(None, f"{error}; the file is kept as {name}")
 
 
-def find_run_directories(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
+def find_run_directories_newest_first(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
     """Return the run directories in a folder and in its folders, the one that changed last first.
 
     Raises:
@@ -475,13 +475,13 @@ def find_run_directories(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
     return sorted(map(RunDirectory, found), key=lambda run: (-run.time_of_change(), str(run.path)))
 
 
-def newest_run_directories(folder: Path = DEFAULT_FOLDER) -> list[Path]:
+def require_run_directories_newest_first(folder: Path = DEFAULT_FOLDER) -> list[Path]:
     """Return the run directories, at least one, that which changed last first.
 
     Raises:
         RecordError: there is none, or no such folder.
     """
-    found = find_run_directories(folder) if folder.is_dir() else []
+    found = find_run_directories_newest_first(folder) if folder.is_dir() else []
     if not found:
         raise RecordError(
             f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR"

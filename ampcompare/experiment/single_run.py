@@ -201,7 +201,7 @@ def verify_resume(
     difference = (
         _step_difference_text(unbroken, resumed)
         or _result_difference_text(whole, again)
-        or _state_difference_text(unbroken, resumed)
+        or _last_checkpoint_difference_text(unbroken, resumed)
     )
     return ResumeVerification(step, steps, difference)
 
@@ -245,7 +245,7 @@ def _result_difference_text(one: RunRecord, other: RunRecord) -> str:
     return ""
 
 
-def _state_difference_text(one: Path, other: Path) -> str:
+def _last_checkpoint_difference_text(one: Path, other: Path) -> str:
     """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
     from ampcompare.base.tensors.tree import first_difference_text
     from ampcompare.checkpoints.store.folder import CheckpointFolder

@@ -49,7 +49,7 @@ def evaluate_in_other_precisions(
     with random_states_restored(session.gpus()):
         results = [_result_or_error_in_precision(session, name, compute, averaged=False) for name in names]
         if session.assembly.average is not None:
-            with session.weights_averaged():
+            with session.moving_average_as_weights():
                 results += [
                     _result_or_error_in_precision(session, name, compute, averaged=True) for name in names
                 ]

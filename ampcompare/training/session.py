@@ -298,7 +298,7 @@ class TrainingSession:
         )
 
     @contextmanager
-    def weights_averaged(self) -> Iterator[None]:
+    def moving_average_as_weights(self) -> Iterator[None]:
         """Put the moving average of the weights in their place, and on exit the weights back to the last bit."""
         average, ranks = self.assembly.average, self.assembly.ranks
         assert average is not None
@@ -326,7 +326,7 @@ class TrainingSession:
     def _evaluate_average_if_any(self) -> EvaluationResult | None:
         if self.assembly.average is None:
             return None
-        with self.weights_averaged():
+        with self.moving_average_as_weights():
             return self._evaluate_trained_weights()
 
     def _equalize_buffers_and_require_equality(self, epoch: int) -> None:

@@ -14,7 +14,7 @@ import ampcompare
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import remedies
-from ampcompare.diagnosis.findings import find_faults
+from ampcompare.diagnosis.findings import find_first_faults_by_kind
 from ampcompare.diagnosis.loops import LoopConditions
 from ampcompare.diagnosis.operation_watch import uniform_numbers_off_ends
 from ampcompare.diagnosis.remedies import CodeSite, CureCandidate, cure_from_candidate, search_for_cure
@@ -426,7 +426,7 @@ def test_the_code_of_a_cure_has_no_cast_that_undoes_it(arm: str, way: str, code:
     assert lines[-1].strip() == code
     assert len(lines) == (2 if way == "later" else 3)
     seen = observe_loop(loop, Arm.parse(arm), LoopConditions(steps=1), change.lines)
-    assert find_faults(seen) == []
+    assert find_first_faults_by_kind(seen) == []
 
 
 def _size_of(result: torch.Tensor) -> torch.Tensor:

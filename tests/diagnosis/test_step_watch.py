@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.diagnosis.findings import find_faults, reason_of_first_nonfinite_result
+from ampcompare.diagnosis.findings import find_first_faults_by_kind, reason_of_first_nonfinite_result
 from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import RunObservation
@@ -46,7 +46,7 @@ def backward(watch: StepOperationsWatch, model: nn.Module, size: float) -> None:
 
 def end(watch: StepOperationsWatch, optimizer: torch.optim.Optimizer) -> list[str]:
     watch.end_step(True, [optimizer])
-    return [fault.kind for fault in find_faults(watch.observation)]
+    return [fault.kind for fault in find_first_faults_by_kind(watch.observation)]
 
 
 def test_a_gradient_that_is_stepped_counts(

@@ -307,7 +307,7 @@ def test_a_name_that_is_none(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_not_written(tmp_path: Path) -> None:
     """While another command owns the run directory, a look would race with it."""
     _compare(tmp_path, range(3))
-    with RunDirectory(tmp_path).lock(), pytest.raises(ConfigError, match="in use by another command"):
+    with RunDirectory(tmp_path).file_lock(), pytest.raises(ConfigError, match="in use by another command"):
         reload_comparison(tmp_path, reference="half")
     assert len(RunDirectory(tmp_path).read_looks()) == 1
 

@@ -119,7 +119,7 @@ def test_folders_of_two_comparisons_are_refused(
 def test_a_folder_in_use_and_one_without_a_plan(machines: list[Path], tmp_path: Path) -> None:
     """Both are one error that names the folder."""
     with (
-        RunDirectory(machines[1]).lock().acquire(),
+        RunDirectory(machines[1]).file_lock().acquire(),
         pytest.raises(ConfigError, match="is in use by another command"),
     ):
         join_comparison(machines)

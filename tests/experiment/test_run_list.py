@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import RecordError
-from ampcompare.experiment.run_directory import RunDirectory, find_run_directories, newest_run_directories
+from ampcompare.experiment.run_directory import (
+    RunDirectory,
+    find_run_directories_newest_first,
+    require_run_directories_newest_first,
+)
 
 
 def _make(folder: Path, moment: int) -> Path:
@@ -31,17 +35,17 @@ def test_the_newest_comes_first(tmp_path: Path) -> None:
     old, new = _make(tmp_path / "b", 1000), _make(tmp_path / "study" / "a", 2000)
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("")
-    assert [run.path for run in find_run_directories(tmp_path)] == [new, old]
-    assert newest_run_directories(tmp_path) == [new, old]
+    assert [run.path for run in find_run_directories_newest_first(tmp_path)] == [new, old]
+    assert require_run_directories_newest_first(tmp_path) == [new, old]
 
 
 def test_none_is_one_clear_line(tmp_path: Path) -> None:
     """Where there is no run directory, the message says where was looked and how to name one."""
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(RecordError, match=r"no run directory in .*, as in: ampcompare report DIR"):
-            newest_run_directories(folder)
+            require_run_directories_newest_first(folder)
     with pytest.raises(RecordError, match="there is no folder"):
-        find_run_directories(tmp_path / "absent")
+        find_run_directories_newest_first(tmp_path / "absent")
 
 
 def test_what_a_run_says(tmp_path: Path) -> None:

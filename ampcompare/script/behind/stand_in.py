@@ -24,7 +24,7 @@ from ampcompare.script.behind.fp16_optimizers import disable_fp16_optimizers
 from ampcompare.script.behind.side import ScriptProcessContext
 from ampcompare.script.behind.type_errors import find_refusal_under_arm
 from ampcompare.script.imports.adapter_imports import call_with_each_adapter, put_amp_functions_in_adapter
-from ampcompare.script.recording.recorder import RecordedSteps, detached_value
+from ampcompare.script.recording.recorder import RecordedSteps, number_or_detached_tensor
 from ampcompare.script.remarks.averages import StuckAverageWatch
 from ampcompare.script.remarks.first_gradients import MissingFirstGradientsWatch
 from ampcompare.script.remarks.lost_decay import LostDecayWatch
@@ -219,5 +219,7 @@ def _record_unscaled_backward(
 ) -> Any:
     """Record a loss that nothing scales, next to those of `scale_loss`."""
     if rows.is_outside_scale_loss_blocks:
-        rows.add_unscaled_backward(detached_value(tensors if isinstance(tensors, Tensor) else tensors[0]))
+        rows.add_unscaled_backward(
+            number_or_detached_tensor(tensors if isinstance(tensors, Tensor) else tensors[0])
+        )
     return original(tensors, *args, **kwargs)

@@ -711,7 +711,9 @@ def _keep_fp32_patterns(failure: _ScriptFailure) -> list[str]:
     if not modules:
         return []
     names = {id(module): name for name, module in modules[0].named_modules()}
-    found = [] if failure.widening is None else failure.widening.names_of_widening_modules(modules[0])
+    found = (
+        [] if failure.widening is None else failure.widening.names_of_innermost_widening_modules(modules[0])
+    )
     patterns = ["|".join(dict.fromkeys(LAYER_NUMBER.sub("*", name) for name in found))] if found else []
     outermost = ""
     for module, values in zip(reversed(modules), reversed(given), strict=True):

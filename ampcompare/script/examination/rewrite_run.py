@@ -472,7 +472,7 @@ class _RewriteTraceRecorder:
             "first_changed": 0 if self._first is None else self._first.changed,
             "passes": self._passes,
             "halves": sorted(self._halves),
-            "policy": self._policy or _scale_policy_of_engine(),
+            "policy": self._policy or _first_dynamic_scale_policy(),
             "clears": self._clears[:-1],
         }
         (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
@@ -497,7 +497,7 @@ def _state_of_amp_initialize() -> Literal["called", "disabled", ""]:
     return "called" if properties.enabled else "disabled"
 
 
-def _scale_policy_of_engine() -> list[float]:
+def _first_dynamic_scale_policy() -> list[float]:
     """Return how the first dynamic loss scale of the engine grows, backs off, and how often; nothing without one."""
     state = sys.modules.get("ampcompare.apex.amp")
     scalers = () if state is None else state._amp_state.__dict__.get("loss_scalers", ())

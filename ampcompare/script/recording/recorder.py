@@ -400,7 +400,7 @@ class RecordedSteps:
         self.recorder.add_row(self.step_row(number, applied))
 
 
-def detached_value(loss: Any) -> Any:
+def number_or_detached_tensor(loss: Any) -> Any:
     """Return a loss or scale as a number if that does not wait for a device, else as a separate tensor."""
     if not isinstance(loss, torch.Tensor):
         return float(loss) if isinstance(loss, (int, float)) else None

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.imports.adapter_imports import adapter_keeps_own_functions, call_with_each_adapter
 from ampcompare.script.imports.fp16_classes import fp16_optimizer_classes
-from ampcompare.script.recording.recorder import RecordedSteps, detached_value
+from ampcompare.script.recording.recorder import RecordedSteps, number_or_detached_tensor
 
 
 def record_steps(rows: RecordedSteps, *, amp: bool) -> None:
@@ -134,7 +134,7 @@ class _AmpRecordingHooks:
     ) -> Iterator[Any]:
         with block as scaled:
             self.rows.blocks += 1
-            before, value = scale(), detached_value(loss)
+            before, value = scale(), number_or_detached_tensor(loss)
             try:
                 yield scaled
             finally:
@@ -230,7 +230,7 @@ class _FP16OptimizerRecordingHooks:
         if optimizer in self._rows.ignored:
             return original(optimizer, loss, *args, **kwargs)
         self._numbers_of_optimizer_and_losses(optimizer)
-        self._losses.setdefault(optimizer, []).append(detached_value(loss))
+        self._losses.setdefault(optimizer, []).append(number_or_detached_tensor(loss))
         return original(optimizer, loss, *args, **kwargs)
 
     def update_master_grads(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -332,12 +332,12 @@ class _ScalerRecordingHooks:
             return result
         losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         if self._rows.is_outside_scale_loss_blocks:
-            self._rows.add_unscaled_backward(detached_value(losses[0]))
+            self._rows.add_unscaled_backward(number_or_detached_tensor(losses[0]))
             return result
         window = self._calls_since_update_of(scaler)
         if not window.losses:
             window.scale = _loss_scale_without_sync(scaler)
-        window.losses += map(detached_value, losses)
+        window.losses += map(number_or_detached_tensor, losses)
         return result
 
     def step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -425,7 +425,7 @@ def _loss_scale_without_sync(scaler: Any) -> Any:
     if not scaler.is_enabled():
         return None
     scale = getattr(scaler, "_scale", None)
-    return detached_value(scaler.get_scale() if scale is None else scale)
+    return number_or_detached_tensor(scaler.get_scale() if scale is None else scale)
 
 
 def _device_overflow_flags_of_step(scaler: Any, optimizer: Any) -> list[Any]:

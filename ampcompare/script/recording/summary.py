@@ -51,7 +51,7 @@ class OptimizerSummary:
     seconds: list[float] = field(default_factory=list)
 
     @property
-    def median_seconds(self) -> float | None:
+    def median_seconds_without_first(self) -> float | None:
         """Median step time, without the first step."""
         return statistics.median(self.seconds) if self.seconds else None
 
@@ -186,7 +186,7 @@ def summary_headers_and_rows(summary: ExecSummary) -> tuple[list[str], list[list
 
 
 def _table_row_of_optimizer(number: int, one: OptimizerSummary) -> list[str]:
-    median = one.median_seconds
+    median = one.median_seconds_without_first
     name = f"optimizer {number} ({printable_line(one.name, 40)})"
     return [name, str(one.steps), str(one.skipped), *[""] * 6, "" if median is None else f"{median:.4g}"]
 
@@ -227,7 +227,7 @@ def summary_as_plain_data(summary: ExecSummary) -> dict[str, Any]:
                 "name": one.name,
                 "steps": one.steps,
                 "skipped": one.skipped,
-                "median_step_seconds": one.median_seconds,
+                "median_step_seconds": one.median_seconds_without_first,
             }
             for number, one in sorted(summary.optimizers.items())
         ],

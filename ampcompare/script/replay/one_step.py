@@ -404,7 +404,9 @@ def outputs_and_gradients_of_call(
             )
         noted = [] if drawn_masks is None else drawn_masks
         stack.enter_context(
-            _fp64_and_dropout_replay(_type_of_dropout(call), noted, masks_to_replay or [], in_fp64=in_fp64)
+            _fp64_and_dropout_replay(
+                _dropout_type_by_first_input(call), noted, masks_to_replay or [], in_fp64=in_fp64
+            )
         )
         with _own_operations_recorded(module, operations):
             outputs = tensors_in((module if called_instead is None else called_instead)(*args, **kwargs))
@@ -459,7 +461,7 @@ class _InputLeaves:
         return leaf.clone()
 
 
-def _type_of_dropout(call: Dict[str, Any]) -> torch.dtype:
+def _dropout_type_by_first_input(call: Dict[str, Any]) -> torch.dtype:
     """Return the type in which dropout draws its masks in a call: that of the first floating input."""
     inputs = tensors_in((call["args"], call["kwargs"]))
     return next((one.dtype for one in inputs if is_floating_tensor(one)), torch.float32)

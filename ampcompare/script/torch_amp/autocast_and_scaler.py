@@ -20,7 +20,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import PatchPoints, Subscriptions, calling_frame
-from ampcompare.script.recording.recorder import RecordedSteps, detached_value
+from ampcompare.script.recording.recorder import RecordedSteps, number_or_detached_tensor
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.scaled_losses import ScaledLossesWatch
 from ampcompare.training.precision import keep_fp32
@@ -232,7 +232,7 @@ class TorchAmpByAutocast(TorchAmpStandIn):
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_without_scaler_and_record() and self._rows is not None:
             loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
-            self._rows.add_backward(detached_value(loss), 0, (None, None), None, [], [])
+            self._rows.add_backward(number_or_detached_tensor(loss), 0, (None, None), None, [], [])
         return original(tensors, *args, **kwargs)
 
     def _after_step(self, optimizer: Any, *_arguments: Any) -> None:

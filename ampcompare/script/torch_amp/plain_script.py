@@ -40,7 +40,7 @@ from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
 from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree, widen_halves
-from ampcompare.script.recording.recorder import RecordedSteps, detached_value
+from ampcompare.script.recording.recorder import RecordedSteps, number_or_detached_tensor
 from ampcompare.script.remarks.whole_numbers import RoundedWholeNumberWatch
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenAutocastBlock
 from ampcompare.script.torch_amp.gradient_stages import ScriptLossScaling, ScriptOptimizers
@@ -660,9 +660,9 @@ class PlainScriptFollower:
         if self._rows is None or self._repeats:
             return
         if self._rows.is_outside_scale_loss_blocks:
-            self._rows.add_unscaled_backward(detached_value(loss))
+            self._rows.add_unscaled_backward(number_or_detached_tensor(loss))
         else:
-            self._rows.add_backward(detached_value(loss), 0, (None, None), None, [], [])
+            self._rows.add_backward(number_or_detached_tensor(loss), 0, (None, None), None, [], [])
             self._has_loss = True
 
     # The step.

@@ -30,7 +30,7 @@ class WideningModulesWatch:
         self._calls.wrap(*PatchPoints.BACKWARD, self._end_at_first_backward)
         events.call_at_end(self._calls.end)
 
-    def names_of_widening_modules(self, model: nn.Module) -> list[str]:
+    def names_of_innermost_widening_modules(self, model: nn.Module) -> list[str]:
         """Return the names of those in a model, the innermost ones alone, in the order of their calls."""
         names = {id(module): name for name, module in model.named_modules()}
         noted = [module for one in self._modules if (module := one()) is not None]

@@ -129,5 +129,5 @@ def test_nothing_is_noted_behind_the_first_backward_pass(behind: Any) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     _train(model)
     after(torch.randn(2, 8).half())
-    assert widening.names_of_widening_modules(nn.Sequential(before, after)) == ["0"]
-    assert widening.names_of_widening_modules(model) == []
+    assert widening.names_of_innermost_widening_modules(nn.Sequential(before, after)) == ["0"]
+    assert widening.names_of_innermost_widening_modules(model) == []

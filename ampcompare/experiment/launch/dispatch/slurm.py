@@ -147,7 +147,7 @@ class SlurmLauncher(QueueLauncher):
         ended = {
             folder
             for folder in folders
-            if _has_cell_result(folder, is_gone=folder in self._gone)
+            if _has_last_record_of_cell(folder, is_gone=folder in self._gone)
             or now > self._gone.get(folder, now) + RECORD_SECONDS
         }
         if not ended:
@@ -234,7 +234,7 @@ def _submitted_job_of_cell(folder: Path) -> _SlurmJob:
         return _SlurmJob("", "")
 
 
-def _has_cell_result(folder: Path, *, is_gone: bool) -> bool:
+def _has_last_record_of_cell(folder: Path, *, is_gone: bool) -> bool:
     """Return whether a cell has its last record: one that was interrupted may be queued again until its job is gone."""
     path = folder / CellFile.RECORD
     return path.exists() and (is_gone or read_record(path).status != "interrupted")

@@ -180,7 +180,7 @@ class ScriptLauncher(ForkServerLauncher):
                 if runs and not self._stuck and (why := self._why_cell_is_stuck(config, folder)):
                     self._stuck = why
                     process.kill()
-                if runs and late is None and counter.has_script_been_over_for(EXIT_SECONDS):
+                if runs and late is None and counter.has_wait_since_end_passed(EXIT_SECONDS):
                     late = _highest_exit_code_of_ranks(folder)
                     if late is not None:  # as gloo waits where one rank frees its DDP before another
                         self.report_note(
@@ -382,7 +382,7 @@ class _RecordedStepCounter:
                 self._ended = time.monotonic()
         return Progress(self._steps, self._total, 0, loss=self._loss)
 
-    def has_script_been_over_for(self, seconds: float) -> bool:
+    def has_wait_since_end_passed(self, seconds: float) -> bool:
         """Return whether the last row was read so long ago; once for each time that this has passed again."""
         if self._ended is None or time.monotonic() - self._ended < seconds:
             return False
