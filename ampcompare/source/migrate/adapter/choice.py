@@ -16,9 +16,9 @@ from ampcompare.source.migrate.adapter.project import (
     adapter_plans_and_unread_files,
     files_needing_apex_despite_adapter,
 )
-from ampcompare.source.migrate.ordinary.training import find_what_is_not_ordinary
+from ampcompare.source.migrate.ordinary.training import find_what_is_not_ordinary, what_is_not_proven
 from ampcompare.source.migrate.project import FileMigration, find_numerical_lint_mistakes, migrate_file
-from ampcompare.source.migrate.read.finding import BY_HAND, Finding, without_advice
+from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, without_advice
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors, has_part_of_apex_core
 from ampcompare.source.migrate.rewrite import Migration
@@ -27,6 +27,7 @@ from ampcompare.source.project import ImportIndex
 from ampcompare.source.versions import Versions
 
 TAKES = "{0} takes the adapter: {1}"
+NOT_PROVEN = "the text does not prove this right: {0} (by default this file takes the adapter)"
 FOLLOWS = "it runs with {0}, which is not rewritten"
 LEFT_BY_HAND = "a rewrite would leave this by hand: {0}"
 STAYS_WITH = "{0} stays on Apex, whose casts both run with, so this file stays too"
@@ -109,7 +110,8 @@ def choose_rewrite_or_adapter(
         for path in paths
     ]
     if not only_ordinary:
-        return MigrationChoice(_results_with_cast_requests_on_apex(results, imports))
+        staying = _results_with_cast_requests_on_apex(results, imports)
+        return MigrationChoice([_with_what_is_not_proven(each) for each in staying])
     known = {absolute_path(each.path): each for each in results}
     exceptions: dict[Path, str] = {}
 
@@ -224,6 +226,18 @@ def _text_on_what_is_not_ordinary(result: FileMigration, imports: ImportIndex) -
         if found is None
         else f"line {document.position_for_user(found.line, found.column).line}: {found.message}"
     )
+
+
+def _with_what_is_not_proven(result: FileMigration) -> FileMigration:
+    """Return what becomes of a file that is rewritten, with a note on each thing that keeps it from being ordinary."""
+    migration, document = result.migration, result.document
+    if migration is None or document is None or migration.core is None or not result.is_changed:
+        return result
+    notes = [
+        replace(each, kind=NOTE, message=NOT_PROVEN.format(each.message))
+        for each in what_is_not_proven(migration.core, document.text)
+    ]
+    return replace(result, migration=replace(migration, findings=sorted({*migration.findings, *notes})))
 
 
 def _why_adapter_follows_others(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ampcompare.source.amp_names import CLIPS, CORE
@@ -85,27 +86,39 @@ IMPORTED_BY = "{0} imports this file, and what it does with it is not read"
 
 
 def find_what_is_not_ordinary(core: ApexCore, migration: Migration, text: str) -> Finding | None:
-    """Return why a training that is rewritten is not ordinary, with its place; None if it is.
+    """Return the first reason why a training that is rewritten is not ordinary, with its place; None if it is.
 
     Args:
         migration: of the file, with the notes on it.
         text: of the file.
     """
-    if core.module.text != text:
-        return Finding.of_node(core.sites.initializes[0].call, "", SHARED_LINES)
+    if (unproven := next(what_is_not_proven(core, text), None)) is not None:
+        return unproven
     try:
-        _require_plain_standalone_module(core)
-        _refuse_unusual_initialize(core)
-        _refuse_several_updates(core)
-        _refuse_unusual_forward(core)
-        _refuse_unusual_update(core)
-        _refuse_unread_model_or_optimizer(core)
-        refuse_forbidden_words(core)
-        refuse_unlisted_value_flow(core)
         _refuse_note_beyond_rounding(core, migration)
     except UnsureRewrite as error:
         return Finding.of_node(error.node, "", str(error))
     return None
+
+
+def what_is_not_proven(core: ApexCore, text: str) -> Iterator[Finding]:
+    """Yield what keeps a text from proving a rewrite right: the first answer to each question that can be asked.
+
+    Args:
+        core: of the file.
+        text: of the file.
+    """
+    if core.module.text != text:
+        yield Finding.of_node(core.sites.initializes[0].call, "", SHARED_LINES)
+        return
+    held: set[Callable[[ApexCore], None]] = set()
+    for refuse, needed in QUESTIONS:
+        if needed is None or needed in held:
+            try:
+                refuse(core)
+                held.add(refuse)
+            except UnsureRewrite as error:
+                yield Finding.of_node(error.node, "", str(error))
 
 
 def _refuse_note_beyond_rounding(core: ApexCore, migration: Migration) -> None:
@@ -443,3 +456,16 @@ def _is_known_maker(core: ApexCore, value: ast.expr, *, is_optimizer: bool) -> b
     is_named = bool(choices) and not isinstance(callee, UnknownFunction) and known
     # A class whose base is not read has no known constructor, and is a class of the project all the same.
     return is_named or bool(core.index.classes_of_expression(value.func, core.module.scope_of[value]))
+
+
+# Each raises UnsureRewrite for what it does not find proven; behind it what must hold before it can be asked.
+QUESTIONS: tuple[tuple[Callable[[ApexCore], None], Callable[[ApexCore], None] | None], ...] = (
+    (_require_plain_standalone_module, None),
+    (_refuse_unusual_initialize, None),
+    (_refuse_several_updates, None),
+    (_refuse_unusual_forward, _refuse_several_updates),
+    (_refuse_unusual_update, _refuse_several_updates),
+    (_refuse_unread_model_or_optimizer, _refuse_unusual_initialize),
+    (refuse_forbidden_words, None),
+    (refuse_unlisted_value_flow, _refuse_unusual_initialize),
+)

@@ -219,3 +219,50 @@ def test_what_lies_next_to_a_training_that_stays_is_said_to(tmp_path: Path) -> N
     choice = choose_rewrite_or_adapter(put(tmp_path, train=train, layers=layer))
     (reason,) = choice.reasons.values()
     assert reason == "train.py next to it is not rewritten, and whether they run together is not seen"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", []),
+        ('opt_level="O1"', "opt_level=args.level", ["amp.initialize gets opt_level=args.level"]),
+        (
+            "import torch\n",
+            "import mylib\nimport torch\n",
+            ["this line imports mylib, and what it does with networks or gradients is not read"],
+        ),
+    ],
+    ids=["ordinary", "level by an option", "package"],
+)
+def test_a_rewrite_notes_what_the_text_does_not_prove(
+    tmp_path: Path, old: str, new: str, expected: list[str]
+) -> None:
+    """An ordinary training has no note, and of another one the questions behind the first are asked too."""
+    (path, _) = paths = put(tmp_path, train=BASE.replace(old, new, 1), network=NETWORK)
+    result = next(
+        each for each in choose_rewrite_or_adapter(paths, only_ordinary=False).files if each.path == path
+    )
+    assert result.migration is not None
+    assert result.takes_adapter is False
+    assert result.is_changed
+    notes = [each.message for each in result.migration.findings if "does not prove" in each.message]
+    assert len(notes) == len(expected)
+    for note, words in zip(notes, expected, strict=True):
+        assert note.startswith(f"the text does not prove this right: {words}")
+        assert note.endswith("(by default this file takes the adapter)")
+
+
+def test_a_rewrite_notes_each_question_that_can_be_asked(tmp_path: Path) -> None:
+    """The level is an option, and a package gets the model: two answers, each with its line."""
+    text = BASE.replace('opt_level="O1"', "opt_level=args.level").replace(
+        "import torch\n", "import mylib\nimport torch\n", 1
+    )
+    path, _ = paths = put(tmp_path, train=text, network=NETWORK)
+    first = choose_rewrite_or_adapter(paths, only_ordinary=False).files[0]
+    assert first.path == path
+    assert first.migration is not None
+    notes = [each for each in first.migration.findings if "does not prove" in each.message]
+    assert {each.line for each in notes} == {
+        1 + next(k for k, line in enumerate(text.splitlines()) if word in line)
+        for word in ("import mylib", "args.level")
+    }

@@ -69,7 +69,9 @@ def _lines(folder: Path, top: str, main: str) -> list[str]:
     (folder / "train.py").write_text(TRAIN.format(top, main))
     (folder / "mine.py").write_text("")
     choice = choose_rewrite_or_adapter([folder / "train.py"], only_ordinary=False)
-    return [line for each in choice.files for line in each.lines()]
+    lines = [line for each in choice.files for line in each.lines()]
+    # What keeps it from being ordinary is said by other rules.
+    return [line for line in lines if "the text does not prove this right" not in line]
 
 
 @pytest.mark.parametrize("case", REBINDING)
