@@ -41,7 +41,7 @@ from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.preflight import ArmTrial
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import NOT_STARTED, RunRecord
 from ampcompare.settings.config import RunConfig
 
 REFUSED = ConfigError.exit_code
@@ -245,7 +245,8 @@ class RunningPlan:
         config, folder = self.cell_and_folder(index)
         make_cell_folder(folder)
         write_config(config, folder)
-        record = record_of_failed_cell(config, trial.error, exit_code=trial.exit_code)
+        facts = {"exit_code": trial.exit_code, NOT_STARTED: True}
+        record = record_of_failed_cell(config, trial.error, **facts)
         write_record(record, folder)
         return record
 

@@ -488,7 +488,8 @@ def _row_without_test(
 ) -> ArmSummary:
     """Return the row of an arm before its verdicts."""
     count, diverged = _run_count_and_diverged_count(runs)
-    rate = wilson_interval(diverged, count) if diverged else (None, None)
+    is_count_known = all(run.runs is not None or run.diverged for run in runs)
+    rate = wilson_interval(diverged, count) if diverged and is_count_known else (None, None)
     measured = [(run, run.value) for run in runs if run.value is not None]
     sample = _pool_runs_of_lines(measured) if measured else None
     only_sd = measured[0][1].sd if measured else None  # of a single line whose number of runs is unknown
@@ -496,7 +497,7 @@ def _row_without_test(
         arm=runs[0].arm,
         lr=math.nan,
         seeds=sorted({int(run.seed) for run in runs if run.seed.isdigit()}),
-        completed=count - diverged,
+        completed=count - diverged if is_count_known else None,
         diverged=diverged,
         diverged_low=rate[0],
         diverged_high=rate[1],

@@ -184,7 +184,7 @@ class ArmSummary(_ResultRow):
     half: str | None = None
     lr: float
     seeds: list[int]
-    completed: int
+    completed: int | None = Field(description="runs; None for published means of an unknown number of runs")
     diverged: int
     failed: int = 0
     metric_mean: float | None = None
@@ -252,6 +252,11 @@ class ArmSummary(_ResultRow):
         return {"quality": self.quality, "time": self.time, "loss": self.loss, "memory": self.memory}[
             quantity
         ]
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether a run was completed."""
+        return self.completed is None or self.completed > 0
 
     @property
     def valid_time_ratio(self) -> float | None:

@@ -33,6 +33,7 @@ OLDER_FIELDS = {
 }
 OLDER_NAMES = frozenset({*OLDER_FIELDS, "top5_final"})
 RECORDER_RUN = "recorder_run"  # in the environment of a record: which run of the recorder it was made of
+NOT_STARTED = "not_started"  # likewise: its arm was refused before, so that there is no log
 PARTS = 5  # the tail is the last of so many
 RESULTS = ("completed", "diverged")  # the statuses of runs that ended by themselves
 

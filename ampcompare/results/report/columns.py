@@ -107,7 +107,7 @@ INVALID = Cell("invalid", "muted", badge=True)
 
 def step_time_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the step time with two decimals below 10 ms and one above; a word where it does not count."""
-    if row.step_seconds_median is None or (row.invalid_time and not row.completed):
+    if row.step_seconds_median is None or (row.invalid_time and not row.has_completed):
         return Cell(tone="muted")
     if is_emulated(row):
         return Cell("emulated", "muted")
@@ -202,7 +202,7 @@ def _engine_text(row: ArmSummary) -> str:
 def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60) -> Cell:
     """Return what became of the runs of a row, in the tone of the best of them; a judged table has no records."""
     ended = {record.status for record in records if record.arm == row.arm}
-    if not ended and row.completed + row.diverged:
+    if not ended and (row.has_completed or row.diverged):
         ended = {"diverged"} if row.diverged else {"completed"}
     tone: Tone = next((tone for state, tone in STATES.items() if state in ended), "muted")
     return Cell(printable_line(row.status, longest), tone, badge=bool(row.status))

@@ -21,7 +21,7 @@ def junit_xml(comparison: Comparison, checks: Sequence[GateOutcome]) -> str:
         case = {"classname": f"ampcompare.{printable_line(arm) or '(no name)'}", "name": printable_line(name)}
         return ElementTree.SubElement(suite, "testcase", case)
 
-    failed = [row for row in comparison.arms if row.failed or not row.completed + row.diverged]
+    failed = [row for row in comparison.arms if row.failed or not (row.has_completed or row.diverged)]
     suite = ElementTree.Element(
         "testsuite",
         name=printable_line(comparison.tag) or "ampcompare",

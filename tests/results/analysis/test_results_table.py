@@ -64,6 +64,7 @@ def test_means_are_compared_by_welch() -> None:
     for more in ("arm,accuracy,accuracy sd\nfp32,77.01,0.16\nO1,75.81,0.18\n", text.replace(",5", ",")):
         unknown = judge_arms(read_table(more))
         assert str(_row(unknown, "O1").quality) == "inconclusive (number of runs unknown)"
+        assert (_row(unknown, "O1").completed, _row(unknown, "O1").has_completed) == (None, True)
         assert any("add a column n" in line for line in unknown.reading)
 
 

@@ -8,7 +8,9 @@ from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.results_table import judge_arms, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.ledger import GroupTypes, Ledger
 from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.script import ScriptConfig
 from ampcompare.testing import make_comparison, make_record
 
 FP32 = [0.50, 0.52, 0.49, 0.51, 0.50]
@@ -190,6 +192,30 @@ def test_the_headline_of_a_stored_comparison_speaks_of_the_twin_as_before() -> N
     comparison = make_comparison(records, arms=["fp32", "half", twin])
     assert "again from weights changed by 1/512" in comparison.headline[-1]
     assert headline(comparison) == comparison.headline
+
+
+@pytest.mark.parametrize(
+    ("weights", "size"),
+    [
+        ({"fp32": 1.0}, "by 1/512 differs"),
+        ({"bf16": 1.0}, "by a unit in the last place of bf16 (1/256 to 1/128) differs"),
+        (
+            {"fp32": 0.5, "bf16": 0.5},
+            "by 1/512, those in bf16 by a unit in the last place of bf16 (1/256 to 1/128), differs",
+        ),
+    ],
+)
+def test_the_change_of_a_twin_is_that_of_the_type_of_its_weights(
+    weights: dict[str, float], size: str
+) -> None:
+    """A script's own bf16 weights, in which 1/512 rounds away, change by a unit in their last place."""
+    twin, script = "fp32 first_weights=twin", ScriptConfig(name="train.py")
+    records = [make_record("fp32", seed, top1=0.5) for seed in range(3)]
+    for made in list(records):
+        config = made.config.model_copy(update={"first_weights": "twin", "script": script})
+        ledger = Ledger(groups=[GroupTypes(name="SGD 0", weights=weights)])
+        records.append(made.model_copy(update={"arm": twin, "config": config, "ledger": ledger}))
+    assert size in make_comparison(records, arms=["fp32", twin]).headline[-1]
 
 
 def test_a_twin_that_ends_equal_is_known_as_far_as_values_are_rounded() -> None:

@@ -15,7 +15,7 @@ from ampcompare.results.analysis.pairing.pairs import (
 )
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import RunRecord, RunSummary
+from ampcompare.results.records.run import NOT_STARTED, RunRecord, RunSummary
 
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
@@ -45,7 +45,7 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
     margin, metric = comparison.margin, comparison.metric
     known = comparison.by_arm()
     by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}
-    enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
+    enough = max((row.completed or 0 for row in rows), default=0) >= MIN_PAIRS
     untested = comparison.error_rate == 0
     blocked = (
         untested
@@ -57,10 +57,10 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
     diverged = [row for row in rows if row.diverged]
     if diverged:
         yield f"Rate of divergence: {'; '.join(map(_divergence_rate_text, diverged))}."
-    failed = [row.arm for row in rows if row.failed]
+    failed = [row.arm for row in rows if row.failed and any(map(_has_log_of_failure, by_arm[row.arm]))]
     if failed:
         yield f"The logs of runs that failed or were interrupted are in their cells' folders: {', '.join(failed)}."
-    if not any(row.completed for row in rows):
+    if not any(row.has_completed for row in rows):
         return
     yield from sorted({f"{note}." for record in records for note in record.notes})
     yield from _early_end_and_rollback_sentences(rows, records)
@@ -106,12 +106,16 @@ def interim_look_sentences(comparison: Comparison, next_error_rate: float) -> It
         yield f"{level}, the only one that was planned."
 
 
+def _has_log_of_failure(record: RunRecord) -> bool:
+    return record.status in ("failed", "interrupted") and NOT_STARTED not in record.environment
+
+
 def _percent_text(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
 def _divergence_rate_text(row: ArmSummary) -> str:
-    ran = row.completed + row.diverged
+    ran = (row.completed or 0) + row.diverged
     if row.diverged_low is None or row.diverged_high is None:
         return f"{row.arm} {row.diverged}/{ran}"
     interval = f"{100 * row.diverged_low:.0f} to {100 * row.diverged_high:.0f} %"

@@ -171,7 +171,7 @@ def _why_nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequenc
         return f"Nothing to compare: {reference} is {other}."
     if idle := learned_nothing_verdict(records):
         return f"Nothing to compare: {reference} {idle}."
-    if not any(row.completed for row in comparison.arms):
+    if not any(row.has_completed for row in comparison.arms):
         return "Nothing to compare: no run was completed."
     has_others = len(comparison.arms) > 1 and comparison.records
     if has_others and not any(run.status == "completed" for run in records):
@@ -186,7 +186,8 @@ def _sentences_on_only_arm(
     row = comparison.arms[0]
     if row.metric_mean is None or not by_arm.get(row.arm):
         return
-    seeds = f"{number_word(row.completed)} seed{'s' if row.completed > 1 else ''}"
+    count = row.completed or 0
+    seeds = f"{number_word(count)} seed{'s' if count > 1 else ''}"
     metric = comparison.metric
     reached = f"{metric.value_text(row.metric_mean)} {metric.name}"
     yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
@@ -287,7 +288,7 @@ def _reasons_and_rows_without_pairs(
         {row.arm for row in comparison.arms if row.metric_mean is not None},
     )
     for row in rows:
-        if row.quality or not row.completed or row.pairs:
+        if row.quality or not row.has_completed or row.pairs:
             continue
         if not measured:
             yield "there is no metric", row
@@ -381,7 +382,7 @@ def _divergence_and_failure_sentences(
             total = len(records)
             why = ""
             if status == "diverged":
-                count, total = row.diverged, row.completed + row.diverged
+                count, total = row.diverged, (row.completed or 0) + row.diverged
                 why = proven_divergence_cause(records)
             elif status == "failed" and ended:
                 why = printable_line(ended[0].error or "", MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
@@ -466,6 +467,16 @@ def _gpu_memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> 
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""
 
 
+def _size_of_twins_change(records: Sequence[RunRecord]) -> str:
+    """Return by how much a twin's weights are changed; those that a script holds in bf16 by their last place."""
+    ledgers = [run.ledger for run in records if run.config.script is not None and run.ledger is not None]
+    held = {kind for ledger in ledgers for group in ledger.groups for kind in group.weights}
+    if "bf16" not in held:
+        return "1/512"
+    unit = "a unit in the last place of bf16 (1/256 to 1/128)"
+    return unit if held == {"bf16"} else f"1/512, those in bf16 by {unit},"
+
+
 def _sentence_on_twin_distance(
     comparison: Comparison, twin: str, by_arm: Mapping[str, Sequence[RunRecord]]
 ) -> str:
@@ -486,7 +497,7 @@ def _sentence_on_twin_distance(
     is_equal = all(run.summary.metric_final == other.summary.metric_final for run, other in pairs)
     by = "no more than the rounding of its values, " * is_equal
     end = (
-        f"{comparison.reference} again from weights changed by 1/512 differs by {by}"
+        f"{comparison.reference} again from weights changed by {_size_of_twins_change(by_arm[twin])} differs by {by}"
         f"{metric.difference_text_with_unit(floor)}"
     )
     if not below:

@@ -6,6 +6,7 @@ them (`analysis.inference.alpha_spending`).
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ampcompare.results.analysis.pairing.learning import (
     proven_divergence_cause,
 )
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import NOT_STARTED, RunRecord
 from ampcompare.results.records.verdict import OPEN
 
 MAX_STEPS = 3
@@ -36,6 +37,11 @@ SAFE_EPS = "1e-4"  # far above the least number of fp16
 PROGRAM = ["ampcompare", "compare"]
 WATCHED = 8  # steps that `diagnose` watches unless it is asked for more
 MAX_WATCHED = 40  # a divergence behind them is late for it
+# In the error of a script that checks its numbers, or of a library that does, such as SciPy or torch.distributions.
+SAYS_NOT_FINITE = re.compile(
+    r"\b(?:nans?|infs?|infinite|infinity|non-?finite)\b|not finite|invalid numeric entries|constraint .*\bReal\(\)",
+    re.IGNORECASE,
+)
 OF_SCRIPT_RUN = (
     "--device",
     "--shift-seeds",
@@ -71,7 +77,7 @@ def _all_next_steps(
     blocked = _next_step_for_unusable_reference(comparison, reference, typed)
     if blocked:
         yield blocked
-    yield from _next_steps_after_failure(comparison, by_arm)
+    yield from _next_steps_after_failure(comparison, by_arm, typed)
     if blocked:
         return
     for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
@@ -100,19 +106,38 @@ def _next_step_for_missing_runs(comparison: Comparison, typed: CompareCommandLin
 
 
 def _next_steps_after_failure(
-    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: CompareCommandLine | None
 ) -> Iterator[NextStep]:
     for records in by_arm.values():
         failed = [record for record in records if record.status == "failed"]
         if failed and failed[0].config.script is not None:
             if failed[0].environment.get("exit_code") != REFUSED:
-                yield _next_step_rerunning_in_foreground(failed[0])
+                yield _next_step_after_failed_script(failed[0], comparison, typed)
             continue
         if failed:
-            arm, log = failed[0].config.arm, file_of_cell(failed[0].cell, CellFile.LOG)
-            why = f"check what {arm} needs here; the log is {log} in the run directory"
+            arm = failed[0].config.arm
+            why = f"check what {arm} needs here{_place_of_log_text(failed[0])}"
             yield NextStep(command=shlex.join(["ampcompare", "doctor", "--for", arm]), why=why)
             return
+
+
+def _place_of_log_text(record: RunRecord) -> str:
+    """Return where the log of a failed cell is; "" for one that was not started."""
+    if NOT_STARTED in record.environment:
+        return ""
+    return f"; its log is {file_of_cell(record.cell, CellFile.LOG)} in the run directory"
+
+
+def _next_step_after_failed_script(
+    record: RunRecord, comparison: Comparison, typed: CompareCommandLine | None
+) -> NextStep:
+    """Return how to see a script fail, or what it computes before, if it ends at a NaN and trains under another arm."""
+    is_by_arm = any(run.status == "completed" and run.arm != record.arm for run in comparison.records)
+    is_here = typed is not None and bool(typed.script) and record.config.stack is None
+    if typed is None or not is_here or not is_by_arm or not SAYS_NOT_FINITE.search(record.error or ""):
+        return _next_step_rerunning_in_foreground(record)
+    command = typed.command_to_diagnose(record.config.arm, record.config.recipe.seed, 0)
+    return NextStep(command=command, why=f"find what is not finite under {record.arm} before its script ends")
 
 
 def _next_step_rerunning_in_foreground(record: RunRecord) -> NextStep:
@@ -130,7 +155,7 @@ def _next_step_rerunning_in_foreground(record: RunRecord) -> NextStep:
     arguments = script.arguments_for(seed, record.config.arm, Path("by-hand"))
     return NextStep(
         command=shlex.join([*words, script.name, *arguments]),
-        why=f"run it in the foreground; its log is {file_of_cell(record.cell, CellFile.LOG)} in the run directory",
+        why=f"run it in the foreground{_place_of_log_text(record)}",
     )
 
 

@@ -66,7 +66,7 @@ def _difference_cell(row: ArmSummary, comparison: Comparison) -> Cell:
 def _verdict_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     word, detail = row.quality.word, verdict_detail_without_margin(row.quality)
     if not word:
-        if row.failed and not row.completed:
+        if row.failed and not row.has_completed:
             return state_cell("failed")
         if is_reference(row, comparison):
             return Cell("reference", "muted")
@@ -88,7 +88,7 @@ def _loss_cell(row: ArmSummary, comparison: Comparison) -> Cell:
 
 def _ratio_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if is_reference(row, comparison):
-        return Cell("1.00") if row.completed and not row.invalid_time else Cell()
+        return Cell("1.00") if row.has_completed and not row.invalid_time else Cell()
     if row.time.effect is None:
         return Cell()
     if is_emulated(row) and row.time.kind != "invalid":
@@ -152,7 +152,7 @@ def columns_of_judged_table(metric: Metric) -> list[ArmColumn]:
     return [
         ARM,
         replace(
-            column_of_summary(lambda row: str(row.completed + row.diverged)),
+            column_of_summary(_run_count_text),
             head="runs",
             drop=3,
             dropped="numbers of runs",
@@ -262,6 +262,10 @@ def _has_learned_nothing_by_skipping(row: ArmSummary) -> bool:
     return is_all and "steps skipped" in row.quality.detail
 
 
+def _run_count_text(row: ArmSummary) -> str:
+    return "-" if row.completed is None else str(row.completed + row.diverged)
+
+
 def _status_text_unless_completed(row: ArmSummary) -> str:
     """Return what became of the runs, unless all were completed."""
     status = printable_line(row.status, LONGEST)
@@ -273,7 +277,7 @@ def _lr_text(row: ArmSummary) -> str:
 
 
 def _steps_text(row: ArmSummary) -> str:
-    runs = row.completed + row.diverged
+    runs = (row.completed or 0) + row.diverged
     if not row.num_steps or not runs or row.diverged or row.num_steps % runs:
         return ""
     return f"{row.num_steps // runs:,} steps"
@@ -344,7 +348,7 @@ def _shared_settings_line(comparison: Comparison) -> str:
     stacks = {one.config.script.first_weights for one in comparison.records if one.config.script is not None}
     shared += [f"first weights of the stack {one.name}" for one in stacks if one is not None]
     if len(scales := _distinct_values(comparison, _loss_scale_text)) == 1:
-        is_of_all = all(_loss_scale_text(row) for row in comparison.arms if row.completed)
+        is_of_all = all(_loss_scale_text(row) for row in comparison.arms if row.has_completed)
         shared.append(f"{scales.pop()}{'' if is_of_all else ' where the loss is scaled'}")
     whose = "All arms: " if len(comparison.arms) > 1 else ""
     line = f"{whose}{', '.join(shared)}." if shared else ""
@@ -369,7 +373,7 @@ def _invalid_step_times_line(comparison: Comparison) -> str:
     for row in comparison.arms:
         if reason := _why_no_time(row):
             missing.setdefault(reason, []).append(printable_line(row.arm, 60))
-        elif row.completed and row.time.kind in UNJUDGED:
+        elif row.has_completed and row.time.kind in UNJUDGED:
             unjudged.setdefault(printable_line(str(row.time), 200), []).append(printable_line(row.arm, 60))
     lines = [
         f"{what}: {'; '.join(f'{reason} for {format_few_names(names)}' for reason, names in its.items())}."
@@ -413,6 +417,6 @@ def _why_no_time(row: ArmSummary) -> str:
     """Return why there is no step time of an arm; "" where there is one, or no run."""
     if is_emulated(row):
         return f"{printable_line(emulated_type(row.half), 40)} emulated (computed in fp32, rounded)"
-    if not row.completed:
+    if not row.has_completed:
         return ""
     return f"invalid ({row.invalid_time})" if row.invalid_time else ""

@@ -16,7 +16,7 @@ from ampcompare.results.analysis.conclusions.next_step import CompareCommandLine
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, NextStep
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import NOT_STARTED, RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import parse_stacks
@@ -73,6 +73,41 @@ def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
     assert [step.command for step in comparison.next_steps if "exec" in step.command] == [
         "ampcompare exec --arm apex:O1 --seed 0 --device cpu train.py -x 0"
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "others", "is_diagnosed"),
+    [
+        ("the script ended with exit code 1: Loss is nan, stopping training", "completed", True),
+        ("ValueError: matrix contains invalid numeric entries", "completed", True),
+        ("Loss is nan, stopping training", "failed", False),
+        ("KeyError: 'infer'", "completed", False),
+    ],
+)
+def test_a_script_that_ends_itself_at_a_nan_is_diagnosed(error: str, others: Any, is_diagnosed: bool) -> None:
+    """Where it trains under another arm."""
+    fine = of_script("fp32", 0, "", 0).model_copy(update={"status": others})
+    records = [fine, of_script("native:fp16", 0, error, 1)]
+    typed = "ampcompare compare --device cpu --arm fp32,amp --seeds 0 -- train.py -x"
+    comparison = make_comparison(records, arms=["fp32", "native:fp16"], command=typed)
+    commands = [step.command for step in comparison.next_steps if "fp16" in step.command]
+    assert all(works(step) for step in comparison.next_steps)
+    assert commands == [
+        "ampcompare diagnose --arm native:fp16 --device cpu -- train.py -x"
+        if is_diagnosed
+        else "ampcompare exec --arm native:fp16 --seed 0 --device cpu train.py -x 0"
+    ]
+
+
+@pytest.mark.parametrize("was_started", [True, False])
+def test_a_log_is_named_where_there_is_one(was_started: bool) -> None:
+    """A cell that the preflight refuses has none."""
+    record = of_script("apex:O1", 0, "KeyError: 1", 3)
+    facts = record.environment if was_started else {"exit_code": 3, NOT_STARTED: True}
+    failed = record.model_copy(update={"environment": facts})
+    comparison = make_comparison([failed], arms=["apex:O1"], reference="apex:O1", command=TYPED)
+    text = " ".join([*(step.why for step in comparison.next_steps), *comparison.reading])
+    assert ("log" in text) is was_started
 
 
 def test_a_script_that_failed_in_a_stack_is_run_there() -> None:
