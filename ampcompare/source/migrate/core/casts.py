@@ -13,7 +13,7 @@ from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.holders import access_path_of
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
-from ampcompare.source.migrate.read.cast_lists import WIDE_LAYERS, WIDE_UNDER_AUTOCAST
+from ampcompare.source.migrate.read.cast_lists import HALF_UNDER_BOTH, WIDE_LAYERS, WIDE_UNDER_AUTOCAST
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.fp64 import BY_AUTOCAST, find_fp64_in_networks
 from ampcompare.source.migrate.read.networks import network_classes
@@ -99,6 +99,11 @@ WIDE_IN_PLACE = (
     "in place, with a tensor that may be fp32: {0}; O1 makes both of one type before, torch keeps that of the first; "
     "write x = x + y where it matters"
 )
+OUTSIDE_PRODUCTS = (
+    "products of tensors that run outside of autocast: {0}; O1 cast these to fp16 too, and they are computed in the "
+    'types that they get now: put them under torch.autocast("cuda", dtype=torch.float16) where it matters'
+)
+METHODS_OF_PRODUCTS = frozenset({"mm", "matmul", "bmm", "mv", "addmm", "addmv", "addr", "baddbmm", "addbmm"})
 FACTORS = frozenset({"mat1", "mat2", "mat", "vec", "vec1", "vec2", "batch1", "batch2"})
 MADE_FP32 = (
     "what a model computes on tensors that it makes fp32 itself, as it may in {0}, was in fp32 at {1}; autocast casts "
@@ -154,6 +159,10 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
+            lines = [] if is_half else [each.lineno for each in _products_outside(core, module, outputs)]
+            if lines:
+                shown = ", ".join(f"line {each}" for each in dict.fromkeys(lines))
+                core.add_note(initialize.call, where + OUTSIDE_PRODUCTS.format(shown))
             for node in [] if is_half else islice(find_fp64_in_networks(module), 1):
                 core.add_note(initialize.call, BY_AUTOCAST.format(f"{where}line {node.lineno}"))
             for text, nodes in [] if is_half else _remarks_and_mixed_arithmetic(module, forwards):
@@ -164,6 +173,43 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             core.add_note(
                 initialize.call, MADE_FP32.format(", ".join(places), fp16_level_of_file(core.sites))
             )
+
+
+def _products_outside(core: ApexCore, module: Module, outputs: AutocastOutputs) -> Iterator[ast.expr]:
+    """Yield the products that run below `amp.initialize` and under no autocast, outside of networks and optimizers."""
+    apart = {node for each in network_classes(module) for node in walk(each)}
+    for node in module.nodes:
+        is_operator = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+        if not is_operator and not (isinstance(node, ast.Call) and _is_product_call(module, node)):
+            continue
+        function = module.function_around(node)
+        home = module.class_of(function)
+        is_of_optimizer = home is not None and any("Optim" in last_name(each) for each in home.bases)
+        if node in apart or is_of_optimizer or getattr(function, "name", "") == "__init__":
+            continue
+        if function is not None:
+            calls, complete = core.index.possible_calls_and_completeness(module.scope_from[function])
+            if not calls and complete:
+                continue
+        if module is core.module:
+            statement = module.statement_around(node)
+            if core.runs_before_initialize(statement) or core.is_in_disable_casts_block(node):
+                continue
+        elif function is None:
+            continue
+        if outputs.coverage.coverage_of_node(module, node) is Answer.NO:
+            assert isinstance(node, ast.expr)
+            yield node
+
+
+def _is_product_call(module: Module, call: ast.Call) -> bool:
+    """Return whether a call is a product of torch by O1's list: of `torch`, or a method of what may be a tensor."""
+    name, full = last_name(call.func), module.resolve(call.func)
+    if name not in HALF_UNDER_BOTH:
+        return False
+    if full is not None:
+        return full.startswith("torch.")
+    return isinstance(call.func, ast.Attribute) and name in METHODS_OF_PRODUCTS
 
 
 def forwards_of_models(core: ApexCore) -> set[Scope]:

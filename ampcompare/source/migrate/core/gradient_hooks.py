@@ -1,4 +1,4 @@
-"""Hooks of gradients: O1 casts what they compute, as all in the process; no autocast is on in a backward pass."""
+"""Hooks of gradients, and own autograd functions: O1 casts in them, and no autocast is on in a backward pass."""
 
 from __future__ import annotations
 
@@ -18,26 +18,57 @@ REGISTERING = (
     "register_hook", "register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
     "register_post_accumulate_grad_hook", "register_multi_grad_hook",
 )  # fmt: skip
+FUNCTIONS = ("torch.autograd.Function", "torch.autograd.function.Function")
 OPERATORS = {ast.MatMult: "@", ast.Pow: "**"}
 HOOK = (
     "a hook of gradients runs {} here: O1 casts in it too, and no autocast is on in a backward pass, so that it "
     "computes in the types that it gets now"
 )
+BACKWARD = (
+    "the backward pass of {} runs {} here: O1 casts in it too, and no autocast is on there, so that it computes in the "
+    "types that it gets now, and products of fp16 and fp32 fail: torch.amp.custom_fwd on its forward and "
+    "torch.amp.custom_bwd on its backward keep autocast"
+)
+KEEPING_AUTOCAST = "custom_bwd"
 UNSEEN = "what is not seen"
 
 
 def note_hooks_of_gradients(core: ApexCore) -> None:
-    """Note each hook of gradients that computes what O1 casts, or may do so, in all files that run with a module."""
+    """Note each hook of gradients that computes what O1 casts, or may do so, in all files that run with a module.
+
+    So does `backward` of each own autograd function.
+    """
     if core.is_all_fp32 or fp16_level_of_file(core.sites):
         return
     for module in (core.module, *core.around.modules_imported_transitively(core.module)):
         for call, _ in module.method_calls(*REGISTERING):
-            names = list(dict.fromkeys(_computations_of_hook(core, module, call)))
-            if names and module is core.module:
-                core.add_note(call, HOOK.format(", ".join(names)))
-            elif names and core.sites.initializes:
-                place = f"{core.index.relative_path_of(module)}: line {call.lineno}: "
-                core.add_note(core.sites.initializes[0].call, place + HOOK.format(", ".join(names)))
+            if names := list(dict.fromkeys(_computations_of_hook(core, module, call))):
+                _add_note(core, module, call, HOOK.format(", ".join(names)))
+        for home, scope in _own_backward_passes(module):
+            if names := list(dict.fromkeys(_computations_of_functions(core, [scope]))):
+                _add_note(core, module, scope.node, BACKWARD.format(home, ", ".join(names)))
+
+
+def _add_note(core: ApexCore, module: Module, node: ast.AST, text: str) -> None:
+    if module is core.module:
+        core.add_note(node, text)
+    elif core.sites.initializes:
+        place = f"{core.index.relative_path_of(module)}: line {getattr(node, 'lineno', 0)}: "
+        core.add_note(core.sites.initializes[0].call, place + text)
+
+
+def _own_backward_passes(module: Module) -> Iterator[tuple[str, Scope]]:
+    """Yield `backward` of each autograd function of a module that keeps no autocast, with the name of its class."""
+    for node in module.nodes:
+        if not isinstance(node, ast.ClassDef) or not any(
+            (module.resolve(each) or "") in FUNCTIONS for each in node.bases
+        ):
+            continue
+        for each in node.body:
+            if isinstance(each, ast.FunctionDef) and each.name == "backward":
+                decorators = [getattr(one, "func", one) for one in each.decorator_list]
+                if KEEPING_AUTOCAST not in map(last_name, decorators):
+                    yield node.name, module.scope_from[each]
 
 
 def _computations_of_hook(core: ApexCore, module: Module, call: ast.Call) -> Iterator[str]:
@@ -47,9 +78,18 @@ def _computations_of_hook(core: ApexCore, module: Module, call: ast.Call) -> Ite
     if hook is None:
         yield UNSEEN
         return
-    seen = set[Scope]()
     waiting, others = _functions_and_outside_names_of(core, hook, module.scope_of[call])
     yield from others
+    yield from _computations_of_functions(core, waiting)
+
+
+def _computations_of_functions(core: ApexCore, waiting: list[Scope]) -> Iterator[str]:
+    """Yield what some functions compute by O1's lists, with those of the project that they call.
+
+    Args:
+        waiting: the functions, to which others are added.
+    """
+    seen = set[Scope]()
     for scope in waiting:  # which grows meanwhile
         if scope in seen:
             continue

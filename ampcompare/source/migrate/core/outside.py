@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import re
+import sys
 from typing import TYPE_CHECKING
 
+from ampcompare.source.amp_names import APEX
 from ampcompare.source.index import Answer, ImportedObject, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.context import last_name_before_index
+from ampcompare.source.migrate.core.context import last_name_before_index, last_names_of_objects
 from ampcompare.source.migrate.core.early_runs import Place
 from ampcompare.source.migrate.core.half_networks import (
     makes_fp16,
@@ -23,13 +27,14 @@ from ampcompare.source.migrate.core.model_calls import (
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.outputs import CASTS, add_autocast_behind_outputs
 from ampcompare.source.migrate.read.finding import UnsureRewrite
-from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward_pass
+from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, SHOWS, is_backward_pass
 from ampcompare.source.syntax import (
     FunctionNode,
     argument_values,
     calls_in,
     dotted_name,
     last_name,
+    last_part,
     names_bound_in,
     walk,
 )
@@ -52,6 +57,15 @@ NETWORKS = (
 )
 UPDATE_BN = "torch.optim.swa_utils.update_bn"  # runs an averaged network on all batches
 MAX_DEPTH = 4
+APPLYING = frozenset({"map", "filter"})  # builtins that call what they get
+# Names of what gets a model and computes nothing with it, and of what does.
+NO_PASS = re.compile(
+    r"count|param|save|load|summary|watch|freez|init|optim|schedul|group|wrap|hook|seed|log|print",
+    re.IGNORECASE,
+)
+EVALUATES = re.compile(
+    r"^(?:run|eval|valid|test|infer|predict|score|forward|sample|generate|extract)", re.IGNORECASE
+)
 HALF_GIVEN = (
     "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors; put it "
     'under torch.autocast("cuda", dtype=torch.float16) and take that cast away'
@@ -270,6 +284,7 @@ def _note_uncast_computations(core: ApexCore) -> None:
             runs_average
             or (module.function_around(call) in homes and _is_call_of_other_network(core, call))
             or _passes_model_on(core, call)
+            or _passes_model_out_of_sight(core, call)
         ):
             found.setdefault(name, call.lineno)
     if found and core.sites.initializes:
@@ -308,6 +323,39 @@ def _passes_model_on(core: ApexCore, call: ast.Call) -> bool:
     return any(
         each.module is not core.module and calls_parameter(core.index, each, name) for name, each in given
     )
+
+
+def _passes_model_out_of_sight(core: ApexCore, call: ast.Call) -> bool:
+    """Return whether a call gives a model, as it is or in a list or dict, to what may call it and is not read."""
+    given = argument_values(call)
+    if not any(core.model_names & last_names_of_objects(each) for each in given):
+        return False
+    module, name = core.module, last_name(call.func)
+    statement = module.statement_around(call)
+    bound = names_bound_in(statement) if isinstance(statement, ast.Assign) else set[str]()
+    if SHOWS.search(name) or NO_PASS.search(name) or core.model_names & set(map(last_part, bound)):
+        return False  # a model again, whose calls are asked for themselves
+    choices = functions_of_callee(core.index.callee(call, module.scope_of[call]))
+    if any(isinstance(each, Called) for each in choices):
+        is_plain = all(
+            dotted_name(each) or not core.model_names & last_names_of_objects(each) for each in given
+        )
+        return not is_plain  # else its parameter is a model by its name, which is followed
+    full = module.resolve(call.func) or ""
+    package = full.partition(".")[0]
+    if isinstance(call.func, ast.Name) and not full:
+        return name in APPLYING or not hasattr(builtins, name)
+    if name == "partial":
+        return not all(_is_function_of_module(core, each) for each in call.args[:1])
+    if not full:  # a method of an object of which nothing is known
+        return name not in KNOWN and EVALUATES.search(name) is not None
+    return package not in (*APEX, "torch", "copy") and package not in sys.stdlib_module_names
+
+
+def _is_function_of_module(core: ApexCore, node: ast.expr) -> bool:
+    """Return whether an expression names a function of the module itself, whose calls of models are asked for."""
+    found = functions_of_callee(core.index.function_of_expression(node, core.module.scope_of[node]))
+    return bool(found) and all(isinstance(each, Called) and each.module is core.module for each in found)
 
 
 def _is_no_grad_block(core: ApexCore, node: ast.With) -> bool:

@@ -76,6 +76,10 @@ SCALED_TOO = (
     "Apex does not scale this loss, so that its step neither moves the scale nor is left out after an overflow; here "
     "both happen"
 )
+SCALED_WITH_OTHER = (
+    "Apex does not scale this loss, which runs next to one that it scales: its small gradients may become 0 there, and "
+    "its overflow skips no step; here it is scaled as the other one"
+)
 
 
 def insert_unscale_and_replace_masters(core: ApexCore) -> None:
@@ -530,6 +534,18 @@ def note_or_refuse_scaled_steps(core: ApexCore) -> None:
             tests = conditions_around(core.module, each.statement, loop)
             if isinstance(loop, LoopNode) and any(_may_test_vary(test, loop) for test in tests):
                 core.add_note(each.statement, SCALED_TOO)
+            elif _runs_next_to_scaled_loss(core, each):
+                core.add_note(each.statement, SCALED_WITH_OTHER)
+
+
+def _runs_next_to_scaled_loss(core: ApexCore, plain: BackwardPass) -> bool:
+    """Return whether one run may have a plain backward pass and a scaled one of its function."""
+    return any(
+        each.block
+        and each.function is plain.function
+        and not never_run_together(core.module, each.statement, plain.statement)
+        for each in core.sites.backwards
+    )
 
 
 def _is_scaler_off_at(core: ApexCore, backward: BackwardPass) -> bool:

@@ -13,6 +13,7 @@ from ampcompare.source.migrate.read.options import UNSEEN, bind_arguments_by_nam
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import (
     FunctionNode,
+    argument_values,
     dotted_name,
     elements,
     is_literal,
@@ -498,6 +499,8 @@ def _is_tensor_made_in_function(module: Module, owner: ast.Name | ast.Attribute)
     It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
     """
     key = dotted_name(owner)
+    if _may_optimizer_hold(module, key or ""):
+        return False
     for node in walk(module.function_around(owner) or module.tree):
         if isinstance(node, ast.Assign):
             targets = [dotted_name(each) for each in node.targets]
@@ -507,6 +510,26 @@ def _is_tensor_made_in_function(module: Module, owner: ast.Name | ast.Attribute)
             if key in targets and any(word.startswith("requires_grad") for word in words):
                 return True
         elif isinstance(node, ast.Call) and dotted_name(node.func) == f"{key}.requires_grad_":
+            return True
+    return False
+
+
+def _may_optimizer_hold(module: Module, key: str) -> bool:
+    """Return whether a tensor may be among the parameters of an optimizer: in a list or dict, or given to a class."""
+    for node in module.nodes:
+        held: list[ast.expr] = []
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set)) and isinstance(
+            getattr(node, "ctx", None), ast.Load
+        ):
+            held = node.elts
+        elif isinstance(node, ast.Dict):
+            held = node.values
+        elif isinstance(node, ast.Call) and (
+            last_name(node.func)[:1].isupper()
+            or last_name(node.func) in ("append", "extend", "add_param_group")
+        ):
+            held = argument_values(node)
+        if any(dotted_name(each) == key for each in held):
             return True
     return False
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # What may be fp32 under O1 or under autocast: functions, methods, and layers by their classes.
 WIDE_FUNCTIONS = WIDE_UNDER_AUTOCAST | WIDE_UNDER_O1_ALONE | {"float", "renorm"}
 WIDE_CLASSES = frozenset(WIDE_LAYERS) | {"Embedding", "Parameter"}
-IN_PLACE = frozenset({"add_", "sub_", "mul_", "div_"})
+IN_PLACE = frozenset({"add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "atan2_"})
 
 
 class Fp32TensorFinder:

@@ -476,7 +476,8 @@ def test_functions_that_apex_does_not_list_keep_their_types(forked_python: Any, 
         "for a, b in ((half, half), (x[:, :2], half), (half, x[:, :2])):\n"
         "    found = (a.arccos(), torch.arcsin(a), a.arctan2(a), a.cov(), a.sum_to_size(1), a.square(),\n"
         "             torch.layer_norm(a, (2,)), torch.group_norm(a, 1), nn.functional.layer_norm(a, (2,)),\n"
-        "             nn.functional.group_norm(a, 1), a.clone().atan2_(b), a.clone().eq_(b), a.clone().lt_(b))\n"
+        "             nn.functional.group_norm(a, 1), torch.pairwise_distance(a, b), a.clone().atan2_(b),\n"
+        "             a.clone().eq_(b), a.clone().lt_(b))\n"
         "    print([(one.dtype, one.flatten().tolist()) for one in found])\n"
     )
     _compare(forked_python, tmp_path, text)

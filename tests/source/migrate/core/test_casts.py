@@ -422,3 +422,45 @@ def test_every_line_of_arithmetic_in_place_is_named() -> None:
     )
     (note,) = [each.message for each in migrate_text(text).findings if "in place" in each.message]
     assert "`h += self.bias` (line 12), `h *= self.shift` (line 13)" in note
+
+
+PRODUCT = """import torch
+from apex import amp
+
+bank = torch.rand(8, 8).cuda()
+bank = torch.mm(bank, bank)
+
+def mix(x):
+    return x @ bank
+
+def unused(x):
+    with amp.disable_casts():
+        return torch.mm(x, bank)
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for x in data:
+    optimizer.zero_grad()
+    features = {}
+    loss = model(features).mean()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("x", None),
+        ("unused(x)", None),
+        ("torch.matmul(x, bank)", 17),
+        ("x.mm(bank)", 17),
+        ("mix(x)", 8),
+        ("torch.nn.functional.conv1d(x, bank)", 17),
+    ],
+)
+def test_products_outside_of_autocast_are_named(value: str, line: int | None) -> None:
+    """O1 casts what is made for a model, too; what runs above `amp.initialize`, or without casts, is as before."""
+    said = [each.message for each in migrate_text(PRODUCT.replace("{}", value)).findings]
+    found = [each for each in said if each.startswith("products of tensors that run outside of autocast")]
+    assert [each.split(";")[0].split()[-1] for each in found] == ([] if line is None else [str(line)])

@@ -67,3 +67,33 @@ def test_hooks_in_a_network_of_another_file_are_named(tmp_path: Path) -> None:
     )
     said = _said(tmp_path, "from nets import watch", "O1", "lambda g: g")
     assert "nets.py: line 4: " + SAID.format("norm") in said
+
+
+OWN = """
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod{0}
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return {1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "value", "is_said"),
+    [
+        ("", "torch.mm(grad, weight.t()), x.t().mm(grad)", True),
+        ("", "grad * x, grad", False),
+        ("\n    @torch.cuda.amp.custom_bwd", "torch.mm(grad, weight.t()), x.t().mm(grad)", False),
+    ],
+)
+def test_own_autograd_functions_that_compute_products_backward_are_named(
+    tmp_path: Path, decorator: str, value: str, is_said: bool
+) -> None:
+    """Types that O1 makes one may differ there: torch refuses such products."""
+    said = _said(tmp_path, OWN.format(decorator, value), "O1", "print")
+    assert ("the backward pass of Product runs mm here" in said) is is_said

@@ -180,3 +180,30 @@ def test_averages_of_a_model_compute_outside_of_autocast_and_are_named() -> None
     below = "average = AveragedModel(model)\nupdate_bn(data, average)\nprint(average(x))"
     notes = [each.message for each in migrate_text(_script(above=above, below=below)).findings]
     assert [each.partition("as by: ")[2] for each in notes] == ["update_bn() (line 12), average() (line 13)"]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("print(runner.evaluate(model, data))", "runner.evaluate()"),
+        ("Evaluator(model).run(data)", "Evaluator()"),
+        ("print(partial(check, model)(data))", "partial()"),
+        ("print(check({'net': model}, data))", "check()"),
+        ("print(list(map(model, data)))", "map()"),
+        ("print(check(model, data))", "check()"),
+        ("wandb.watch(model)", ""),
+        ("print(len(model), copy.deepcopy(model))", ""),
+        ("model = Wrapped(model)", ""),
+        ("torch.save(model, path)", ""),
+        ("print(count_parameters(model))", ""),
+    ],
+)
+def test_what_gets_a_model_and_is_not_read_is_named(line: str, named: str) -> None:
+    """A function of a package, or one that gets the model inside of something else, may run it outside of autocast."""
+    above = (
+        "import copy, wandb\nfrom functools import partial\n"
+        "from elsewhere import check, runner, Evaluator, Wrapped, count_parameters"
+    )
+    notes = [each.message for each in migrate_text(_script(above=above, below=line)).findings]
+    found = [each.partition("as by: ")[2] for each in notes if "as by: " in each]
+    assert found == ([f"{named} (line 13)"] if named else [])
