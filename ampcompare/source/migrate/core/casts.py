@@ -159,9 +159,9 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
-            lines = [] if is_half else [each.lineno for each in _products_outside(core, module, outputs)]
-            if lines:
-                shown = ", ".join(f"line {each}" for each in dict.fromkeys(lines))
+            products = [] if is_half else list(_products_outside(core, module, outputs))
+            if products:
+                shown = ", ".join(dict.fromkeys(f"line {each.lineno}" for each in products))
                 core.add_note(initialize.call, where + OUTSIDE_PRODUCTS.format(shown))
             for node in [] if is_half else islice(find_fp64_in_networks(module), 1):
                 core.add_note(initialize.call, BY_AUTOCAST.format(f"{where}line {node.lineno}"))
