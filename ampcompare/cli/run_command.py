@@ -105,7 +105,7 @@ def command(asked: CommandForm, **parameters: Any) -> int:
     Defaults to fp32 on the bundled digits. Running the same command again shows the finished record.
     """
     from ampcompare.cli.progress_display import ProgressDisplay
-    from ampcompare.experiment.single_run import check_run, run_single, verify_resume_of_run
+    from ampcompare.experiment.single_run import check_run_options, run_single, verify_resume_of_run
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
     sources = settings_sources_from(parameters)
@@ -116,7 +116,7 @@ def command(asked: CommandForm, **parameters: Any) -> int:
     if asked is LIST_METRICS:
         return print_script_metrics(options.config)
     if asked is DRY_RUN:
-        check_run(options)
+        check_run_options(options)
         print_json(options.config)
         return 0
     if asked is VERIFY_RESUME:

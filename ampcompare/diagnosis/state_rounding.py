@@ -54,7 +54,7 @@ class OptimizerStateRule:
         return 1.0 if self.kind == "maximum" else 0.5
 
 
-def find_state_rule(
+def find_optimizer_state_rule(
     state_before: Tensor, gradient: Tensor, state_after: Tensor, group: Mapping[str, Any]
 ) -> OptimizerStateRule | None:
     """Return the rule that has moved a state by a gradient; None for one that is not known.
@@ -191,7 +191,7 @@ class OptimizerStateWatch:
         for given in (
             (gradient, gradient + decay * weight) if isinstance(decay, float) and decay else (gradient,)
         ):
-            rule = find_state_rule(before, given, after, group)
+            rule = find_optimizer_state_rule(before, given, after, group)
             if rule is not None:
                 seen = self._seen.setdefault(key, _ProbedState(rule, after, []))
                 seen.state = after

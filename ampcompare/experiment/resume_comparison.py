@@ -536,7 +536,7 @@ def _why_role_differs(
         return _why_state_differs("scaler", begins, interrupted, resumed, place)
     if role == "learning rate":
         begins = second.value_of_role(role) == unbroken.steps[0].value_of_role(role)
-        then = None if begins else _step_of_resumed_rates(unbroken, break_step, resumed)
+        then = None if begins else _unbroken_step_with_resumed_rates(unbroken, break_step, resumed)
         if then is not None:
             return _why_schedule_resumes_elsewhere(then, break_step, interrupted, resumed)
         return _why_state_differs("scheduler", begins, interrupted, resumed)
@@ -583,7 +583,9 @@ def _why_role_differs_later(
     return _why_loss_differs(index, unbroken, break_step, resumed) if role == "loss" else ""
 
 
-def _step_of_resumed_rates(unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace) -> int | None:
+def _unbroken_step_with_resumed_rates(
+    unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace
+) -> int | None:
     """Return the step without a break from which on the rates are those of the script that was started again."""
     rates = [_learning_rates_of_step(step) for step in resumed.steps]
     due = [_learning_rates_of_step(step) for step in unbroken.steps]

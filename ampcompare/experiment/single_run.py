@@ -61,7 +61,7 @@ class RunOutcome:
         return self.cell_folder / CellFile.LOG if self.record.config.processes == 1 else self.cell_folder
 
 
-def check_run(options: RunOptions) -> None:
+def check_run_options(options: RunOptions) -> None:
     """Refuse what certainly cannot run."""
     config = options.config
     given = {
@@ -129,7 +129,7 @@ def verify_resume_of_run(
 def _launcher_and_observer(options: RunOptions, observer: Observer | None) -> tuple[Launcher, Observer]:
     """Return the launcher, and an observer that is silent in all but the main process."""
     config = options.config
-    check_run(options)
+    check_run_options(options)
     launcher = options.launch.launcher_of_cell(config)
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 

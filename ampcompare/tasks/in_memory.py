@@ -130,7 +130,7 @@ def make_memory_data(
         images, labels = images[chosen], labels[chosen]
         if options.image_size is not None:
             images = resize_images(images, options.image_size)
-        parts.append((_repeat_channels(images, options.channels, name).contiguous(), labels))
+        parts.append((_repeat_gray_channel(images, options.channels, name).contiguous(), labels))
     chosen_train, chosen_val = parts
     return InMemoryImages(
         name,
@@ -166,7 +166,7 @@ def shift_images(images: Tensor, shifts: Tensor, fill: float = 0.0) -> Tensor:
     return padded[samples, planes, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def _repeat_channels(images: Tensor, channels: int | None, name: str) -> Tensor:
+def _repeat_gray_channel(images: Tensor, channels: int | None, name: str) -> Tensor:
     if channels is None or channels == images.shape[1]:
         return images
     if images.shape[1] != 1:

@@ -224,10 +224,10 @@ def _arguments_with_local_rank(parser: Any, arguments: list[str]) -> list[str]:
 def _patch_uint8_masks() -> None:
     """Let operations accept uint8 masks, and let masks act as bytes in subtraction and `~`."""
     for name, index in METHODS.items():
-        setattr(Tensor, name, _make_operation_taking_uint8(getattr(Tensor, name), index))
+        setattr(Tensor, name, _make_operation_taking_uint8_masks(getattr(Tensor, name), index))
     for name, index in FUNCTIONS.items():
         original = getattr(torch, name)
-        replacement = _make_operation_taking_uint8(original, index)
+        replacement = _make_operation_taking_uint8_masks(original, index)
         setattr(torch, name, replacement)
         register_as_jit_builtin(original, replacement)
     _patch_bool_arithmetic()
@@ -240,7 +240,7 @@ def _mask_as_bool(mask: Any) -> Any:
     return mask
 
 
-def _make_operation_taking_uint8(original: Callable[..., Any], mask_index: int) -> Callable[..., Any]:
+def _make_operation_taking_uint8_masks(original: Callable[..., Any], mask_index: int) -> Callable[..., Any]:
     @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if len(args) > mask_index:

@@ -262,7 +262,9 @@ class SaveKiller:
         digest = hashlib.blake2b(digest_size=12)
         for path in paths:
             if not temporary_root(path):
-                digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + _digest_of_path(path))
+                digest.update(
+                    path.encode("utf-8", "surrogateescape") + b"\0" + _digest_of_files_at_path(path)
+                )
         key = digest.hexdigest()
         if key not in self._seen:
             name = self._seen[key] = str(len(self._seen))
@@ -338,12 +340,14 @@ def _remove_path(path: str) -> None:
             os.remove(path)
 
 
-def _digest_of_path(path: str) -> bytes:
+def _digest_of_files_at_path(path: str) -> bytes:
     """Return a digest of what is at a path, in a folder too."""
     digest = hashlib.blake2b(digest_size=12)
     if os.path.isdir(path):
         for name in sorted(os.listdir(path)):
-            digest.update(name.encode("utf-8", "surrogateescape") + _digest_of_path(os.path.join(path, name)))
+            digest.update(
+                name.encode("utf-8", "surrogateescape") + _digest_of_files_at_path(os.path.join(path, name))
+            )
     elif os.path.lexists(path):
         digest.update(b"file" + (Path(path).read_bytes() if os.path.isfile(path) else b""))
     return digest.digest()

@@ -67,7 +67,7 @@ class ScriptAmpUse:
             raise UnsupportedCombination(self.why_off)
 
     @contextmanager
-    def making_on_behalf_of_script(self) -> Iterator[None]:
+    def making_amp_objects_for_script(self) -> Iterator[None]:
         """Run a block that makes objects of `torch.amp` for the script."""
         self._makers.add(get_ident())
         try:

@@ -33,7 +33,7 @@ class WeightTypeRestorer:
         events.wrap(nn.Module, "_apply", self._follow_module_cast)
         events.call_at_end(lambda: self._remove())
 
-    def note_models(self, models: Iterable[nn.Module]) -> None:
+    def note_types_of_models(self, models: Iterable[nn.Module]) -> None:
         """Note the types that models have now, as those of the arm."""
         for module in (part for model in models for part in model.modules()):
             self._types[module] = {

@@ -157,7 +157,7 @@ class ScriptLossScaling:
                 for optimizer in self._optimizers.living_optimizers()
                 for param in owned_params(optimizer)
             ]
-            with self._stand_in.script.making_on_behalf_of_script():
+            with self._stand_in.script.making_amp_objects_for_script():
                 self._scaler = torch.amp.GradScaler(params[0].device.type if params else "cpu")
 
     def current_scale(self) -> float:

@@ -268,7 +268,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
         except AmpCompareError as error:
             raise PreparationError(message_with_script_line(str(error))) from None
         self._is_prepared = True
-        self._types.note_models(models)
+        self._types.note_types_of_models(models)
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
                 functools.wraps(optimizer.zero_grad)(

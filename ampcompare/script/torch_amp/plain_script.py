@@ -526,7 +526,7 @@ class PlainScriptFollower:
         )
 
     def _make_autocast_block(self, device_type: str) -> torch.autocast:
-        with self._stand_in.script.making_on_behalf_of_script():
+        with self._stand_in.script.making_amp_objects_for_script():
             return torch.autocast("cuda" if self._for_cuda else device_type)
 
     # Casts of O1 stay on, as from `amp.initialize` on, so that what the script computes behind a backward pass from

@@ -49,7 +49,7 @@ def process_group_of_one(backend: str, device: torch.device) -> Iterator[None]:
     """Set up a process group without other processes, for wrappers that require one."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(
-        backend, store=store, rank=0, world_size=1, **select_gpu_for_group(backend, device)
+        backend, store=store, rank=0, world_size=1, **select_gpu_and_group_options(backend, device)
     )
     try:
         yield
@@ -65,7 +65,7 @@ def process_group_for_cell(config: RunConfig) -> contextlib.AbstractContextManag
     return process_group_of_one(choose_group_backend(config.parallel.backend, str(device)), device)
 
 
-def select_gpu_for_group(backend: str, device: torch.device) -> dict[str, Any]:
+def select_gpu_and_group_options(backend: str, device: torch.device) -> dict[str, Any]:
     """Select the GPU before the first collective, and return the option that binds the group to it.
 
     Args:

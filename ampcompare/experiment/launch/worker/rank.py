@@ -46,7 +46,7 @@ from ampcompare.experiment.launch.worker.stall import (
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup, require_equal_on_ranks
-from ampcompare.training.process.process_group import choose_group_backend, select_gpu_for_group
+from ampcompare.training.process.process_group import choose_group_backend, select_gpu_and_group_options
 from ampcompare.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def initialized_process_group(
     world: DistributedEnv, store: Store, backend: str, device: str, seconds: float
 ) -> Iterator[None]:
     """Initialize the process group and destroy it on exit; a collective operation may take so many seconds."""
-    binding = select_gpu_for_group(backend, torch.device(device))
+    binding = select_gpu_and_group_options(backend, torch.device(device))
     if world.node_count == 1 and (name := loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host's name may resolve to no address
     store.set_timeout(timedelta(seconds=max(seconds, RENDEZVOUS_SECONDS)))
