@@ -205,7 +205,7 @@ def _first_difference_of_each_role(
         difference = _first_difference_of_role(role, unbroken, break_step, interrupted, resumed)
         if difference is not None:
             found.append(difference)
-    if lost := _num_lost_forward_passes(unbroken, break_step, resumed):
+    if lost := _num_forward_passes_before_save(unbroken, break_step, resumed):
         drawn = ("learning rate", "options", "batches", "generators")
         found = [one for one in found if one.step > break_step + 1 or one.role not in drawn]
         text = f"{lost} of {len(unbroken.steps[break_step].batches)} forward passes left out"
@@ -275,7 +275,7 @@ def _learning_rates_of_step(step: TracedStep) -> Any:
     return step.value_of_role("learning rate")
 
 
-def _num_lost_forward_passes(unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace) -> int:
+def _num_forward_passes_before_save(unbroken: ResumeTrace, break_step: int, resumed: ResumeTrace) -> int:
     """Return how many forward passes at the begin of the step behind the break were made before the script saved."""
     has_ended = bool(resumed.steps) and resumed.steps[0].has_ended
     due, given = unbroken.steps[break_step].batches, resumed.steps[0].batches if has_ended else []

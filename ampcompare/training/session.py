@@ -95,7 +95,7 @@ class TrainingSession:
         return next((policy.end_reason for policy in self.policies if policy.end_reason is not None), None)
 
     @property
-    def rollbacks(self) -> list[int]:
+    def steps_at_rollbacks(self) -> list[int]:
         """The number of updates made at each rollback."""
         return [step for policy in self.policies if isinstance(policy, Rollback) for step in policy.steps]
 

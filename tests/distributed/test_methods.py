@@ -82,7 +82,7 @@ def broken_on_one(on_nan: str) -> tuple[Any, ...]:
     events = list(session.train_and_yield_events())
     steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
     weights = torch.cat([param.detach().flatten() for param in session.assembly.replicas[0].parameters()])
-    returns = session.rollbacks
+    returns = session.steps_at_rollbacks
     skipped = [step.step for step in steps if not all(step.applied)]
     return len(steps), skipped, returns, session.divergence.diverged_step, weights
 

@@ -72,7 +72,7 @@ def test_rollback_goes_back_and_on(arm: str) -> None:
 
     made = spoil_batches(make_session(config(arm, on_nan="rollback", rollback_every=2)), break_weights)
     _, epochs = split(made.train_and_yield_events())
-    assert made.rollbacks == [6]
+    assert made.steps_at_rollbacks == [6]
     assert made.divergence.diverged_step is None
     assert len(epochs) == 2
     assert all(param.isfinite().all() for param in made.assembly.replicas[0].parameters())

@@ -32,7 +32,7 @@ class StandInPrecision(StepPrecision):
             )
         return ""
 
-    def casts_now(self) -> bool:
+    def casts_without_autocast_now(self) -> bool:
         return self._stand_in.torch_amp.casts_functions_now()
 
     def block_with_casts(self, on: bool) -> AbstractContextManager[None]:

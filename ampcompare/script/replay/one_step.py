@@ -935,7 +935,7 @@ class StepPrecision:
         """Return why the step of this script cannot be judged under it; "" if it can."""
         return ""
 
-    def casts_now(self) -> bool:
+    def casts_without_autocast_now(self) -> bool:
         """Return whether it casts at present, in another way than by autocast."""
         return False
 
@@ -1131,7 +1131,7 @@ class StepReplay(StepFollower):
         arm = self.arm
 
         def note(_: Any, args: Any, kwargs: Any) -> None:
-            call.autocast, call.is_cast = autocast_types_by_device(), arm.casts_now()
+            call.autocast, call.is_cast = autocast_types_by_device(), arm.casts_without_autocast_now()
             call.types = [one.dtype for one in tensors_in((args, kwargs))]
 
         hook = module.register_forward_pre_hook(note, with_kwargs=True)

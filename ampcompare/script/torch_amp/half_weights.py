@@ -655,7 +655,7 @@ class _SearchForTrainedModels:
         tree = _ModuleGraph()
         models: list[nn.Module] = []
         if model is not None and not (held - cast).isdisjoint(map(id, model.parameters())):
-            models.append(_outermost_module_with_weights_of(model, optimizers, tree))
+            models.append(_outermost_enclosing_model_sharing_optimizer(model, optimizers, tree))
         models += tree.largest_modules_with_rest_of(models, held - cast)
         for one in models:
             if tree.is_sharded(one):
@@ -677,7 +677,7 @@ class _SearchForTrainedModels:
         return models
 
 
-def _outermost_module_with_weights_of(
+def _outermost_enclosing_model_sharing_optimizer(
     model: nn.Module, optimizers: Sequence[Any], tree: _ModuleGraph
 ) -> nn.Module:
     """Return the module that a model is a part of, as long as an optimizer has weights of both; else the model."""
@@ -689,7 +689,7 @@ def _outermost_module_with_weights_of(
     for optimizer in optimizers:
         held = set(map(id, owned_params(optimizer)))
         if held & own and held & around:
-            return _outermost_module_with_weights_of(parent, optimizers, tree)
+            return _outermost_enclosing_model_sharing_optimizer(parent, optimizers, tree)
     return model
 
 

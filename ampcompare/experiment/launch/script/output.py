@@ -167,7 +167,7 @@ def pattern_with_wider_numbers(pattern: str) -> re.Pattern[str]:
     Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`, and
     so do blanks, which pad a number that has become shorter.
     """
-    place = _first_group_span(pattern)
+    place = _first_capturing_group_span(pattern)
     if place is None:
         return re.compile(pattern)
     begin, end = place
@@ -179,7 +179,7 @@ def pattern_with_wider_numbers(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
 
 
-def _first_group_span(pattern: str) -> tuple[int, int] | None:
+def _first_capturing_group_span(pattern: str) -> tuple[int, int] | None:
     """Return where the inside of the first group that is kept begins and ends; None where it is not found."""
     opened: list[int | None] = []
     number = 0

@@ -308,7 +308,7 @@ def gather_record_of_cell(
         cell.memory.peak_memory(),
         seconds,
         ended=session.why_ended_early,
-        rollbacks=session.rollbacks,
+        rollbacks=session.steps_at_rollbacks,
     )
     models, initial = session.assembly.replicas, metrics.initial_parameters
     summary = summary.model_copy(
