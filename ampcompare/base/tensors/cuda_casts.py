@@ -724,7 +724,7 @@ def cast_as_on_cuda(device_type: str, cast_lists: str) -> AbstractContextManager
 
     Args:
         device_type: of the block, such as "cpu"; on another device nothing changes.
-        lists: "cuda"; "cpu" leaves autocast on a CPU its own lists.
+        cast_lists: "cuda"; "cpu" leaves autocast on a CPU its own lists.
     """
     return (
         AS_IT_IS if device_type != "cpu" or cast_lists != "cuda" or is_casting_as_on_cuda() else cuda_casts()
