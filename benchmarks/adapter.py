@@ -32,7 +32,7 @@ from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.migrate.adapter.imports import adapter_text
 
 BLOCK = 10
-ROUNDS = 60
+ROUNDS = 30
 GOAL = 1.3
 NAMES = ("plain", "a/a", "adapter")
 Block = Callable[[], None]

@@ -99,9 +99,19 @@ WIDE_IN_PLACE = (
     "in place, with a tensor that may be fp32: {0}; O1 makes both of one type before, torch keeps that of the first; "
     "write x = x + y where it matters"
 )
+WRITTEN = (
+    "a network writes weights, as it may in {0}: autocast keeps its casts of weights to the end of a forward pass of "
+    "the model, so that what is written within one does not count there; O2 and O3 keep none: write "
+    "cache_enabled=False into its torch.autocast"
+)
+WEIGHT_WRITERS = frozenset({"vector_to_parameters", "load_state_dict", "copy_", "set_"})
 OUTSIDE_PRODUCTS = (
     "products of tensors that run outside of autocast: {0}; O1 cast these to fp16 too, and they are computed in the "
     'types that they get now: put them under torch.autocast("cuda", dtype=torch.float16) where it matters'
+)
+# Methods of networks that run while they are made or loaded.
+BEFORE_TRAINING = frozenset(
+    {"__init__", "load_state_dict", "reset_parameters", "init_weights", "_init_weights"}
 )
 METHODS_OF_PRODUCTS = frozenset({"mm", "matmul", "bmm", "mv", "addmm", "addmv", "addr", "baddbmm", "addbmm"})
 FACTORS = frozenset({"mat1", "mat2", "mat", "vec", "vec1", "vec2", "batch1", "batch2"})
@@ -168,6 +178,9 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             for text, nodes in [] if is_half else _remarks_and_mixed_arithmetic(module, forwards):
                 lines = [f"`{ast.unparse(each).splitlines()[0]}` (line {each.lineno})" for each in nodes]
                 core.add_note(initialize.call, where + text.format(", ".join(dict.fromkeys(lines))))
+        written = list(_weights_written_by_networks(core)) if is_half else []
+        if written:
+            core.add_note(initialize.call, WRITTEN.format(", ".join(written)))
         places = list(_first_fp32_conversions_in_models(core)) if is_half else []
         if places:
             core.add_note(
@@ -260,6 +273,29 @@ def _remarks_and_mixed_arithmetic(
     ):
         if found:
             yield text, found
+
+
+def _weights_written_by_networks(core: ApexCore) -> Iterator[str]:
+    """Yield the lines in which networks may write weights outside of their constructors, past what autocast watches."""
+    for module in (core.module, *core.around.modules_imported_transitively(core.module)):
+        where = f" of {core.index.relative_path_of(module)}" if module is not core.module else ""
+        methods = [each for one in network_classes(module) for each in one.body]
+        nodes = [
+            node
+            for each in methods
+            if getattr(each, "name", "") not in BEFORE_TRAINING
+            for node in walk(each)
+        ]
+        for node in nodes:
+            if isinstance(node, ast.Assign) and any(
+                isinstance(each, ast.Attribute) and each.attr == "data" for each in node.targets
+            ):
+                yield f"line {node.lineno}{where}"
+            elif isinstance(node, ast.Call) and last_name(node.func) in WEIGHT_WRITERS:
+                owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+                is_whole = last_name(node.func) not in ("copy_", "set_")
+                if is_whole or (isinstance(owner, ast.Attribute) and owner.attr == "data"):
+                    yield f"line {node.lineno}{where}"
 
 
 def _first_fp32_conversions_in_models(core: ApexCore) -> Iterator[str]:

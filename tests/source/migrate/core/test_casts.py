@@ -464,3 +464,45 @@ def test_products_outside_of_autocast_are_named(value: str, line: int | None) ->
     said = [each.message for each in migrate_text(PRODUCT.replace("{}", value)).findings]
     found = [each for each in said if each.startswith("products of tensors that run outside of autocast")]
     assert [each.split(";")[0].split()[-1] for each in found] == ([] if line is None else [str(line)])
+
+
+WRITING = """import torch
+from apex import amp
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.layer.weight.data.copy_(torch.eye(4))
+
+    def forward(self, x):
+        first = self.layer(x)
+        {}
+        return first + self.layer(x)
+
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="{}")
+for x in data:
+    optimizer.zero_grad()
+    loss = model(x).mean()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "is_said"),
+    [
+        ("self.layer.weight.data.copy_(self.mean)", "O2", True),
+        ("self.layer.weight.data = self.mean", "O2", True),
+        ("torch.nn.utils.vector_to_parameters(self.mean, self.parameters())", "O2", True),
+        ("self.layer.weight.data.copy_(self.mean)", "O1", False),  # which keeps casts, too
+        ("self.buffer = first.detach()", "O2", False),
+    ],
+)
+def test_weights_that_a_network_of_o2_writes_are_named(line: str, level: str, is_said: bool) -> None:
+    """Within one forward pass autocast computes with the weights of before."""
+    said = " ".join(each.message for each in migrate_text(WRITING.format(line, level)).findings)
+    assert ("a network writes weights, as it may in line 12" in said) is is_said
