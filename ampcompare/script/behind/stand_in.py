@@ -32,6 +32,7 @@ from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
 from ampcompare.script.remarks.running_sums import LossySumWatch
 from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
 from ampcompare.script.remarks.standing_statistics import StuckVarianceWatch
+from ampcompare.script.remarks.tied_comparisons import TiedComparisonWatch
 from ampcompare.script.torch_amp.keep_fp32 import KeptFp32AtFirstCall
 from ampcompare.script.torch_amp.lifted_weights import HalfWeightLifter
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
@@ -147,6 +148,7 @@ class ArmStandIn:
         LossySumWatch(rows).follow(calls)
         LostDecayWatch(rows).follow(steps, calls, optimizers=self.arm.is_as_written)
         StuckVarianceWatch(rows).follow(steps)
+        TiedComparisonWatch(rows, half_dtype_of(self.arm)).follow(steps, self._events)
         if not self.torch_amp.casts_weights:
             RoundedWeightsWatch(rows).follow(steps, self._events)
 

@@ -67,6 +67,38 @@ def test_a_sum_that_stands_still_is_named(
     assert all("test_remarks.py:" in text for text in found)
 
 
+@pytest.mark.parametrize(
+    ("compare", "is_named"),
+    [
+        (lambda scores, right: scores > right, True),
+        (lambda scores, right: right.le(scores), True),
+        (lambda scores, right: scores.float() > right.float(), False),
+        (lambda scores, right: scores.relu() > torch.zeros_like(right), False),
+        (lambda scores, right: scores[:, :9] > right, False),
+    ],
+)
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_equal_scores_of_an_evaluation_are_named(
+    behind: Any, compare: Callable[[Tensor, Tensor], Tensor], is_named: bool, with_gradients: bool
+) -> None:
+    """Where many numbers are compared with few, as for the rank of the right one, and not zeros of a ReLU."""
+    scores = torch.linspace(0.9, 1, 4000).bfloat16()[None].repeat(2, 1)
+
+    @torch.no_grad()
+    def compare_rounded() -> None:
+        compare(scores.float(), scores[:, 3000:3001].float())
+
+    def evaluate(model: nn.Module, loss: Tensor, step: int) -> None:
+        with torch.set_grad_enabled(with_gradients):
+            compare(scores, scores[:, 3000:3001])
+
+    found = _remarks(behind, evaluate, model=_linear(), steps=3)
+    under_arm = _remarks(behind, lambda *_: compare_rounded(), model=_linear(), steps=3, arm="native:bf16")
+    assert len(under_arm) == 1 or not is_named  # fp32 numbers that were rounded
+    said = ["of the bf16 numbers that an evaluation compares"]
+    assert [text[: len(said[0])] for text in found] == said * (is_named and not with_gradients)
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("by_zero", [False, True])
 @pytest.mark.parametrize(("length", "is_lost"), [(320, True), (200, False)])
