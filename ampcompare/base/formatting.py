@@ -104,14 +104,14 @@ def format_seconds(seconds: float | None, sd: float | None = None) -> str:
     return f"{seconds:.3g}" + (f" ± {sd:.1g}" if sd is not None else "")
 
 
-def format_percent_number(share: float | None, *, missing: str = "-") -> str:
+def format_percent_number(share: float | None, *, text_if_missing: str = "-") -> str:
     """Return a share of 1 in percent with two decimals, without the sign.
 
     Args:
         share: 0.5 for a half; None if it is not known.
-        missing: returned for None.
+        text_if_missing: returned for None.
     """
-    return missing if share is None else f"{100 * share:.2f}"
+    return text_if_missing if share is None else f"{100 * share:.2f}"
 
 
 def format_rough_percent_number(share: float) -> str:
@@ -129,15 +129,15 @@ def format_bytes(size: int) -> str:
     return f"{amount:.1f} GiB"
 
 
-def format_mebibytes(size: int | None, *, decimals: int = 1, missing: str = "-") -> str:
+def format_mebibytes(size: int | None, *, decimals: int = 1, text_if_missing: str = "-") -> str:
     """Return bytes in MiB, without the unit.
 
     Args:
         size: in bytes; None if it is not known.
         decimals: digits behind the point.
-        missing: returned for None.
+        text_if_missing: returned for None.
     """
-    return missing if size is None else f"{size / MIB:.{decimals}f}"
+    return text_if_missing if size is None else f"{size / MIB:.{decimals}f}"
 
 
 def printable_line(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: bool = False) -> str:

@@ -270,10 +270,10 @@ class GradientAccessEvents:
         self._is_redirected = get is not None
         self._install_or_remove_property()
 
-    def call_before_reads(self, before: Callable[[Tensor], None], wanted: bool) -> None:
+    def call_before_reads(self, callback: Callable[[Tensor], None], is_wanted: bool) -> None:
         """Call a function with the tensor before each read from now on, or no longer."""
-        if wanted != (before in self._wanted_by):
-            (self._wanted_by.append if wanted else self._wanted_by.remove)(before)
+        if is_wanted != (callback in self._wanted_by):
+            (self._wanted_by.append if is_wanted else self._wanted_by.remove)(callback)
             self._install_or_remove_property()
 
     @contextmanager

@@ -136,9 +136,9 @@ def _rewritten_text_and_num_lines_left(document: TextDocument) -> tuple[str, int
     return result.migration.text, result.num_lines_by_hand
 
 
-def _is_action_of_kind(kind: object, wanted: object) -> bool:
+def _is_action_of_kind(kind: object, wanted_kind: object) -> bool:
     """Return whether a kind of action is another one or below it: `source.fixAll.ampcompare` is of `source.fixAll`."""
-    one, other = (str(getattr(each, "value", each)) for each in (kind, wanted))
+    one, other = (str(getattr(each, "value", each)) for each in (kind, wanted_kind))
     return one == other or one.startswith(f"{other}.")
 
 

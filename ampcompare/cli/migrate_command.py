@@ -332,7 +332,7 @@ def _say_lines_requiring_apex(files: list[Path], *, is_whole: bool) -> None:
 
 
 def _migration_counts_line(
-    files: int, output: _MigrationOutput, adapted: int, left: int, by_hand: int
+    files: int, output: _MigrationOutput, num_adapted: int, num_lines_left: int, by_hand: int
 ) -> str:
     done = (
         ["rewritten", "moved to the adapter", "marked"]
@@ -340,12 +340,12 @@ def _migration_counts_line(
         else ["to rewrite", "to move to the adapter", "to mark"]
     )
     marked = sum(each.has_only_comments_added for each in output.changed)
-    changed = (len(output.changed) - adapted - marked, adapted, marked)
+    changed = (len(output.changed) - num_adapted - marked, num_adapted, marked)
     counts = [f"{count} {how}" for count, how in zip(changed, done, strict=True) if count]
     what = ", ".join(counts) + "; --write does it" * (not output.write) if counts else "nothing to rewrite"
     parts = [f"{files} file{'s' * (files != 1)}: {what}"]
-    if left:
-        parts.append(f"{left} line{'s' * (left != 1)} left by hand in {by_hand} of them")
+    if num_lines_left:
+        parts.append(f"{num_lines_left} line{'s' * (num_lines_left != 1)} left by hand in {by_hand} of them")
     if output.faults:
         parts.append(f"{output.faults} not migrated")
     return "; ".join(parts)

@@ -167,15 +167,15 @@ class _ReportTarget:
         return replace(self, file=run / f"{RunFile.REPORT}.html")
 
 
-def _report_target_from_options(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
+def _report_target_from_options(form: str | None, output: str | None, opens_browser: bool) -> _ReportTarget:
     """Return where a report goes, from the options of the command."""
     if output in (None, "-"):
-        return _ReportTarget("html" if shown else form or "table", None, shown)
+        return _ReportTarget("html" if opens_browser else form or "table", None, opens_browser)
     path = Path(str(output))
     into_folder = path.is_dir() or str(output).endswith(os.sep)
     if form is not None:
         chosen: str | None = form
-    elif shown:
+    elif opens_browser:
         chosen = "html"
     elif into_folder:
         chosen = "table"
@@ -184,7 +184,7 @@ def _report_target_from_options(form: str | None, output: str | None, shown: boo
     if chosen is None:
         raise ConfigError(f"--output {output!r} does not say which format; add --format {'|'.join(FORMATS)}")
     suffix = next(suffix for suffix, name in SUFFIXES.items() if name == chosen)
-    return _ReportTarget(chosen, path / f"{RunFile.REPORT}{suffix}" if into_folder else path, shown)
+    return _ReportTarget(chosen, path / f"{RunFile.REPORT}{suffix}" if into_folder else path, opens_browser)
 
 
 def _print_or_write_report(document: Document, target: _ReportTarget, *, details: bool = False) -> None:

@@ -96,7 +96,7 @@ def trace_script_in_child(
             "folder": str(folder),
             "first_weights": first_weights if stack is None or first_weights is None else str(made),
         }
-        with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
+        with open_sandbox(Path(outer, "store"), shared_paths=[folder], roots=[script.parent]) as sandbox:
             at = sandbox.path_seen_in_sandbox(str(script))
             _write_migrated_texts(texts or {}, sandbox, folder)
             words, place = json.dumps({**request, "script": at}, default=str), ""

@@ -248,7 +248,7 @@ class _ResumeRunner:
         script = str(self._settings["name"])
         roots = [] if self._is_module else [Path(script).parent]
         store = self._outer / f"store of {given[0].name}"
-        with open_sandbox(store, shared=[self._folder], roots=roots) as sandbox:
+        with open_sandbox(store, shared_paths=[self._folder], roots=roots) as sandbox:
             if sandbox.is_partial:
                 say(WITHOUT_OVERLAYS)
             requests = [self._write_request(each, sandbox) for each in given]

@@ -140,9 +140,9 @@ class ParallelConfig(FrozenSettings):
         return self
 
 
-def parse_eval_precisions(given: str | Iterable[str]) -> tuple[str, ...]:
+def parse_eval_precisions(precision_texts: str | Iterable[str]) -> tuple[str, ...]:
     """Return precisions in their canonical names, each once, in order, from names or a text with commas."""
-    names = given.split(",") if isinstance(given, str) else given
+    names = precision_texts.split(",") if isinstance(precision_texts, str) else precision_texts
     return tuple(dict.fromkeys(_canonical_precision(name.strip()) for name in names if name.strip()))
 
 

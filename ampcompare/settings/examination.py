@@ -121,7 +121,7 @@ def examine_in_child(
         program,
         seconds=TIME_LIMIT,
         environment=environment,
-        shared=config.writable_paths(*folders),
+        shared_paths=config.writable_paths(*folders),
         options={"config": config.model_dump(mode="json"), **options},
     )
     return result_of_answer(answer, error_start)

@@ -78,7 +78,10 @@ def with_task_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill_defaults(
-    values: dict[str, Any], defaults: Mapping[str, Any], given: Mapping[str, Any], path: tuple[str, ...]
+    values: dict[str, Any],
+    defaults: Mapping[str, Any],
+    given_settings: Mapping[str, Any],
+    path: tuple[str, ...],
 ) -> None:
     for name, default in defaults.items():
         here = (*path, name)
@@ -91,8 +94,8 @@ def _fill_defaults(
             is_other = isinstance(group, Mapping) and group.get(kind, default.get(kind)) != default.get(kind)
             if isinstance(group, Mapping) and not is_other:
                 values[name] = dict(group)
-                _fill_defaults(values[name], default, given, here)
-        elif name not in values and not _is_path_given(given, RIVALS.get(here, ())):
+                _fill_defaults(values[name], default, given_settings, here)
+        elif name not in values and not _is_path_given(given_settings, RIVALS.get(here, ())):
             values[name] = default
 
 

@@ -149,17 +149,17 @@ def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_scr
     return stacks[name]
 
 
-def require_used_stacks(stacks: Mapping[str, StackConfig], used: Collection[str | None]) -> None:
+def require_used_stacks(stacks: Mapping[str, StackConfig], used_names: Collection[str | None]) -> None:
     """Check that each stack is one of an arm, or one whose first weights are used.
 
     Args:
         stacks: the environments that are known, by name.
-        used: the names of those that arms and first weights name.
+        used_names: the names of those that arms and first weights name.
 
     Raises:
         ConfigError: nothing trains in one of them.
     """
-    if unused := sorted(stacks.keys() - used):
+    if unused := sorted(stacks.keys() - used_names):
         advice = f"name one, as in --arm script@{unused[0]}"
         raise ConfigError(refusal_sentence(f"--stack {unused[0]}", "needs an arm that trains there", advice))
 

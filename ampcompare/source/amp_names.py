@@ -69,9 +69,9 @@ def public_full_name(name: str) -> str:
     return name
 
 
-def is_name_of_adapter(full: str) -> bool:
+def is_name_of_adapter(full_name: str) -> bool:
     """Return whether a full name is of the adapter's module, in whatever package."""
-    return ADAPTER in full.split(".")
+    return ADAPTER in full_name.split(".")
 
 
 def is_unknown_to_every_apex(name: str) -> bool:

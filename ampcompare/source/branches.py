@@ -104,22 +104,25 @@ def facts_with_conditions_of_test(facts: Facts, test: ast.expr, holds: bool) -> 
         known |= found
 
 
-def _conditions_from_last_undecided_operand(known: Facts) -> dict[str, object]:
+def _conditions_from_last_undecided_operand(known_facts: Facts) -> dict[str, object]:
     """Return what follows for the only undecided part of a joint condition."""
-    for text, value in known.items():
+    for text, value in known_facts.items():
         test = _parse_joint_condition(text) if isinstance(value, bool) else None
         if test is None or isinstance(test.op, ast.And) == value:
             continue
-        undecided = [each for each in test.values if not _is_outcome_known(known, each, not value)]
+        undecided = [each for each in test.values if not _is_outcome_known(known_facts, each, not value)]
         if len(undecided) == 1:
             found = conditions_of_test(undecided[0], bool(value))
-            if any(key not in known for key in found):
-                return {key: one for key, one in found.items() if key not in known}
+            if any(key not in known_facts for key in found):
+                return {key: one for key, one in found.items() if key not in known_facts}
     return {}
 
 
-def _is_outcome_known(known: Facts, test: ast.expr, holds: bool) -> bool:
-    return all(key in known and known[key] == value for key, value in conditions_of_test(test, holds).items())
+def _is_outcome_known(known_facts: Facts, test: ast.expr, holds: bool) -> bool:
+    return all(
+        key in known_facts and known_facts[key] == value
+        for key, value in conditions_of_test(test, holds).items()
+    )
 
 
 def _parse_joint_condition(text: str) -> ast.BoolOp | None:

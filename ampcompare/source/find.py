@@ -44,12 +44,12 @@ def _walk_folder(
     folder: Path,
     exclude: Sequence[str],
     unreadable: Callable[[Path, str], None] | None,
-    seen: set[tuple[int, int]],
+    seen_inodes: set[tuple[int, int]],
 ) -> Iterator[Path]:
     waiting, links = [folder], list[Path]()
     while waiting:
         current = waiting.pop()
-        if not _add_new_path(current, seen):
+        if not _add_new_path(current, seen_inodes):
             continue
         try:
             entries = sorted(os.scandir(current), key=lambda entry: entry.name)
@@ -67,22 +67,22 @@ def _walk_folder(
                     folders.append(path)
             elif entry.name.endswith(SUFFIXES) and entry.is_symlink():
                 links.append(path)
-            elif entry.name.endswith(SUFFIXES) and _add_new_path(path, seen):
+            elif entry.name.endswith(SUFFIXES) and _add_new_path(path, seen_inodes):
                 yield path
         waiting += reversed(folders)
-    yield from (path for path in links if _add_new_path(path, seen))
+    yield from (path for path in links if _add_new_path(path, seen_inodes))
 
 
-def _add_new_path(path: Path, seen: set[tuple[int, int]]) -> bool:
+def _add_new_path(path: Path, seen_inodes: set[tuple[int, int]]) -> bool:
     """Return whether a file or folder was not met before, under another name either."""
     try:
         status = path.stat()
     except OSError:  # a link to nothing, or in a circle: reading it says why
         return True
     key = (status.st_dev, status.st_ino)
-    if key in seen:
+    if key in seen_inodes:
         return False
-    seen.add(key)
+    seen_inodes.add(key)
     return True
 
 

@@ -257,13 +257,13 @@ class Index:
             scope: in which the call stands.
             receiver: the class of the object that `self` is there, where it is known.
         """
-        return _callee_of_found(
+        return _callee_from_candidates(
             self._functions_behind_values(self.values_of_expression(call.func, scope, receiver))
         )
 
     def function_of_expression(self, node: ast.expr, scope: Scope, receiver: Scope | None = None) -> Callee:
         """Return which function an expression is, such as one that is passed to be called."""
-        return _callee_of_found(
+        return _callee_from_candidates(
             self._functions_behind_values(self.values_of_expression(node, scope, receiver))
         )
 
@@ -468,13 +468,21 @@ class Index:
                 )
         return found or frozenset({own})
 
-    def _values_of_import(self, module: Module, full: str) -> Values:
+    def _values_of_import(self, module: Module, full_name: str) -> Values:
         path = None if self._project is None else self._project.path_of(module)
         if self._project is None or path is None:
-            return NOT_KNOWN if full.startswith(".") else frozenset({ImportedObject(public_full_name(full))})
-        found = self._project.find_file_and_name_of_definition(path, full)
+            return (
+                NOT_KNOWN
+                if full_name.startswith(".")
+                else frozenset({ImportedObject(public_full_name(full_name))})
+            )
+        found = self._project.find_file_and_name_of_definition(path, full_name)
         if found is None:
-            return NOT_KNOWN if full.startswith(".") else frozenset({ImportedObject(public_full_name(full))})
+            return (
+                NOT_KNOWN
+                if full_name.startswith(".")
+                else frozenset({ImportedObject(public_full_name(full_name))})
+            )
         place, name = found
         target = None if place == path else self._project.module_of_file(place)
         if target is None:
@@ -1084,9 +1092,9 @@ def own_nodes_of_scope(scope: Scope) -> Iterator[ast.AST]:
         waiting += child_nodes(each)
 
 
-def _callee_of_found(found: list[Function | ImportedObject | _UnknownValue]) -> Callee:
-    known = tuple(dict.fromkeys(each for each in found if not isinstance(each, _UnknownValue)))
-    if len(known) < len(set(found)) or not known:
+def _callee_from_candidates(candidates: list[Function | ImportedObject | _UnknownValue]) -> Callee:
+    known = tuple(dict.fromkeys(each for each in candidates if not isinstance(each, _UnknownValue)))
+    if len(known) < len(set(candidates)) or not known:
         return UnknownFunction(known)
     return known[0] if len(known) == 1 else SeveralFunctions(known)
 

@@ -153,11 +153,11 @@ class Scope:
     functions: dict[str, Scope] = field(default_factory=dict)
     globals: set[str] = field(default_factory=set)
 
-    def bind_name(self, name: str, full: str) -> None:
+    def bind_name(self, name: str, full_name: str) -> None:
         """Let a name mean something of another module."""
         known = self.imports.setdefault(name, [])
-        if full not in known:
-            known.append(full)
+        if full_name not in known:
+            known.append(full_name)
 
     def lookup_scopes(self) -> Iterator[Scope]:
         """Yield the scopes in which a name of this one is looked up."""
@@ -389,10 +389,10 @@ class Module(SourceText):
                 self._bind_imported(node, scope, name, prefix + theirs)
         return scope
 
-    def _bind_imported(self, statement: ast.stmt, scope: Scope, name: str, full: str) -> None:
+    def _bind_imported(self, statement: ast.stmt, scope: Scope, name: str, full_name: str) -> None:
         holder = self.top if name in scope.globals else scope
-        holder.bind_name(name, full)
-        self._bindings[holder, name].append((statement, full))
+        holder.bind_name(name, full_name)
+        self._bindings[holder, name].append((statement, full_name))
 
     def _read_assignment(self, node: ast.AST, scope: Scope) -> Scope:
         pairs: list[tuple[ast.expr, ast.expr]] = []

@@ -168,18 +168,18 @@ class ImportIndex:
             self._files_of_names[key] = file_of_module(root, name.split(".")) if is_there else None
         return self._files_of_names[key]
 
-    def find_file_and_name_of_definition(self, importer: Path, full: str) -> tuple[Path, str] | None:
+    def find_file_and_name_of_definition(self, importer: Path, full_name: str) -> tuple[Path, str] | None:
         """Return the file in which what an import names is, and its name there; None where it is outside.
 
         Args:
             importer: the file with the import.
-            full: the full name of an import, which begins with dots for what is next to the importer. The name that is
-                returned is empty for the module itself, and `*` for all that a star import binds.
+            full_name: of an import; it begins with dots for what is next to the importer. The name that is returned is
+                empty for the module itself, and `*` for all that a star import binds.
         """
-        name = full.rpartition(".")[2]
-        if name != "*" and (place := self.find_module_file(importer, full)) is not None:
+        name = full_name.rpartition(".")[2]
+        if name != "*" and (place := self.find_module_file(importer, full_name)) is not None:
             return place, ""
-        holder = full[: len(full) - len(name)]
+        holder = full_name[: len(full_name) - len(name)]
         holder = holder if set(holder) <= {"."} else holder.removesuffix(".")
         place = self.find_module_file(importer, holder) if holder else None
         return None if place is None else (place, name)
@@ -382,9 +382,9 @@ class Project:
         """Return the file of the module that a file imports by a dotted name, as `ImportIndex` finds it."""
         return self._of_files.find_module_file(importer, name)
 
-    def find_file_and_name_of_definition(self, importer: Path, full: str) -> tuple[Path, str] | None:
+    def find_file_and_name_of_definition(self, importer: Path, full_name: str) -> tuple[Path, str] | None:
         """Return the file in which what an import names is, and its name there, as `ImportIndex` finds them."""
-        return self._of_files.find_file_and_name_of_definition(importer, full)
+        return self._of_files.find_file_and_name_of_definition(importer, full_name)
 
     def modules_around(self) -> Iterator[tuple[Path, Module]]:
         """Yield the modules of the files around that of the module."""
@@ -433,7 +433,7 @@ def _text_of_file_or_empty(path: Path) -> str:
 
 
 @lru_cache(maxsize=4 * MAX_MODULES)
-def _parse_file(path: Path, modified: int, size: int) -> Module | None:
+def _parse_file(path: Path, mtime_ns: int, size: int) -> Module | None:
     try:
         document = parse_document(path, read_source_bytes(path))
         return Module(document.text)

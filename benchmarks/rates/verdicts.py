@@ -145,12 +145,12 @@ def _effects(values: Floats, case: Scenario, margin: QualityMargin, pilot: int =
     effects = []
     for arm in arms:
         if pilot:
-            effect = two_stage_effect(arm, reference, early, floor, rounded=True)
+            effect = two_stage_effect(arm, reference, early, floor, is_rounded=True)
             moved = standard_error_against_margin(
                 arm[:pilot], reference[:pilot], margin.error_share
             ) * math.sqrt(pilot / len(arm))
         else:
-            effect = paired_effect(arm, reference, floor, rounded=True)
+            effect = paired_effect(arm, reference, floor, is_rounded=True)
             moved = standard_error_against_margin(arm, reference, margin.error_share)
         effects.append(replace(effect, margin_error=moved, step=step))
     return effects

@@ -106,10 +106,10 @@ def _require_modules(extra: str, modules: tuple[str, ...], purpose: str) -> None
         )
 
 
-def _command_to_install_missing(extra: str, missing: list[str]) -> str:
+def _command_to_install_missing(extra: str, missing_packages: list[str]) -> str:
     # The extra would bring a torchvision too, which may be none for the torch that is there.
-    has_torch = extra == "torch" and "torch" not in missing
-    return f"pip install {' '.join(missing)}" if has_torch else _command_to_install(extra)
+    has_torch = extra == "torch" and "torch" not in missing_packages
+    return f"pip install {' '.join(missing_packages)}" if has_torch else _command_to_install(extra)
 
 
 def _command_to_install(extra: str) -> str:

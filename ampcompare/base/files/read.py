@@ -41,12 +41,12 @@ def open_regular_file(path: Path) -> int:
     return descriptor
 
 
-def read_text(path: Path, *, most: int = MAX_BYTES, encoding: str = "utf-8") -> str:
+def read_text(path: Path, *, max_bytes: int = MAX_BYTES, encoding: str = "utf-8") -> str:
     """Return the text of a regular file.
 
     Args:
         path: of the file; a device, a pipe or a folder is refused.
-        most: how many bytes it may have.
+        max_bytes: how many bytes it may have.
         encoding: such as "utf-8-sig", which skips a byte order mark.
 
     Raises:
@@ -54,11 +54,11 @@ def read_text(path: Path, *, most: int = MAX_BYTES, encoding: str = "utf-8") -> 
     """
     try:
         with os.fdopen(open_regular_file(path), "rb") as file:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise FileFault(error.strerror or str(error)) from None
-    if len(content) > most:
-        raise FileFault(f"it has more than the {most:,} bytes that are read")
+    if len(content) > max_bytes:
+        raise FileFault(f"it has more than the {max_bytes:,} bytes that are read")
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:

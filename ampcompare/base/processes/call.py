@@ -61,7 +61,7 @@ def call_in_child(
     seconds: float = TIME_LIMIT,
     options: dict[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
-    shared: Sequence[Path] | None = None,
+    shared_paths: Sequence[Path] | None = None,
 ) -> ChildAnswer:
     """Run one function in a fresh process and return its answer.
 
@@ -72,7 +72,8 @@ def call_in_child(
         seconds: time limit; after it the process and its children are killed.
         options: keyword arguments of the function, plain data.
         environment: variables that the process gets in addition to those of this one.
-        shared: puts the process, which runs a user's code, into a sandbox: the real files and folders where it writes.
+        shared_paths: puts the process, which runs a user's code, into a sandbox: the real files and folders where it
+            writes.
     """
     folders = [*(search_path_of_child() if path is None else path), PACKAGE_ROOT]
     request = json.dumps({"path": folders, "function": function or program.stem, "options": options or {}})
@@ -82,8 +83,8 @@ def call_in_child(
         with contextlib.ExitStack() as stack:
             errors = stack.enter_context((Path(folder) / "stderr").open("w+b"))
             variables = {**environment_without_working_directory(), **(environment or {})}
-            if shared is not None:
-                own = open_sandbox(Path(folder) / "store", shared=[answer_file.parent, *shared])
+            if shared_paths is not None:
+                own = open_sandbox(Path(folder) / "store", shared_paths=[answer_file.parent, *shared_paths])
                 variables |= stack.enter_context(own).environment
             process = subprocess.Popen(
                 [sys.executable, str(CHILD), str(program), str(answer_file), request],

@@ -67,15 +67,15 @@ class Sandbox:
 
 @contextlib.contextmanager
 def open_sandbox(
-    store: Path, *, shared: Sequence[Path] = (), roots: Sequence[Path] = (), target: Path | None = None
+    store: Path, *, shared_paths: Sequence[Path] = (), roots: Sequence[Path] = (), target: Path | None = None
 ) -> Iterator[Sandbox]:
     """Yield what sandboxes the processes of a block; when they have ended, move what they have written.
 
     Compiled Python, and what `tempfile` has left behind, does not count.
 
     Args:
-        store: a new folder below none of the `shared` ones, which is removed at the end.
-        shared: folders and files that stay the real ones for the processes.
+        store: a new folder below none of the `shared_paths` ones, which is removed at the end.
+        shared_paths: folders and files that stay the real ones for the processes.
         roots: further folders of the user where the processes may write; those that they start in need not be named.
         target: gets the files, by their paths below the working directory, or their full paths; None removes them.
 
@@ -86,7 +86,7 @@ def open_sandbox(
     place, here = os.path.realpath(store), os.getcwd()
     if not can_sandbox(os.path.dirname(place)) and can_sandbox(tempfile.gettempdir()):
         place = tempfile.mkdtemp(prefix="ampcompare-sandbox-")
-    real, users = [*map(os.path.realpath, shared)], [*map(os.path.realpath, roots)]
+    real, users = [*map(os.path.realpath, shared_paths)], [*map(os.path.realpath, roots)]
     try:
         if can_sandbox(os.path.dirname(place)):
             sandbox, copies = (

@@ -137,41 +137,45 @@ def hide_secrets_in_words(words: Sequence[str]) -> list[str]:
     return shown
 
 
-def _hide_secret_inside_word(word: str, flag: str, used: dict[str, str]) -> str:
+def _hide_secret_inside_word(word: str, flag: str, used_placeholders: dict[str, str]) -> str:
     whole = re.fullmatch(rf"(?s)([-+]*({NAME})=)(.+)", word)
     if whole and _is_secret(whole[2], whole[3]):
-        return whole[1] + _placeholder_for(whole[2], whole[3], used)
+        return whole[1] + _placeholder_for(whole[2], whole[3], used_placeholders)
 
     def hide_value_of_pair(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]
         return (
-            f"{name}{match['is']}{_placeholder_for(name, value, used)}"
+            f"{name}{match['is']}{_placeholder_for(name, value, used_placeholders)}"
             if _is_secret(name, value)
             else match[0]
         )
 
     word = PAIRS.sub(hide_value_of_pair, word)
-    word = CREDENTIALS.sub(lambda match: _placeholder_for("credentials", match[0], used), word)
+    word = CREDENTIALS.sub(lambda match: _placeholder_for("credentials", match[0], used_placeholders), word)
     name = flag if is_secret_name(flag) else "secret"
-    word = TOKENS.sub(lambda match: _placeholder_for(name, match[0], used), word)
+    word = TOKENS.sub(lambda match: _placeholder_for(name, match[0], used_placeholders), word)
 
     def hide_bearer_token(match: re.Match[str]) -> str:
         token = match[1]
-        return match[0] if "$" in token else match[0].replace(token, _placeholder_for("bearer", token, used))
+        return (
+            match[0]
+            if "$" in token
+            else match[0].replace(token, _placeholder_for("bearer", token, used_placeholders))
+        )
 
     return BEARER.sub(hide_bearer_token, word)
 
 
-def _placeholder_for(name: str, value: str, used: dict[str, str]) -> str:
+def _placeholder_for(name: str, value: str, used_placeholders: dict[str, str]) -> str:
     """Return the placeholder of a secret: that of its name, with a number where a command has several."""
-    if value in used:
-        return used[value]
+    if value in used_placeholders:
+        return used_placeholders[value]
     base = "$" + (re.sub(r"[^A-Z0-9]+", "_", name.lstrip("-").upper()).strip("_") or "SECRET")
     placeholder, number = base, 1
-    while placeholder in used.values():
+    while placeholder in used_placeholders.values():
         number += 1
         placeholder = f"{base}_{number}"
-    used[value] = placeholder
+    used_placeholders[value] = placeholder
     _values.setdefault(value, placeholder)
     _placeholders[placeholder] = value
     return placeholder

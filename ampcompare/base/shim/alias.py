@@ -34,7 +34,7 @@ class AliasLoader(Loader):
         _alias_loaded_modules(self._under)
 
 
-def _alias_loaded_modules(under: Sequence[str]) -> None:
+def _alias_loaded_modules(package_names: Sequence[str]) -> None:
     """Register all loaded modules, of those under some packages, under their aliases too.
 
     A regular import of `apex.amp._amp_state` would replace the state object of that name by the module.
@@ -42,6 +42,6 @@ def _alias_loaded_modules(under: Sequence[str]) -> None:
     for name, module in list(sys.modules.items()):
         alias = "apex" + name[len(ENGINE) :]
         if name.startswith(f"{ENGINE}.") and any(
-            alias == one or alias.startswith(f"{one}.") for one in under
+            alias == one or alias.startswith(f"{one}.") for one in package_names
         ):
             sys.modules.setdefault(alias, module)

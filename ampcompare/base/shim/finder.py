@@ -201,12 +201,12 @@ def _is_import_for_submodule() -> bool:
     return False
 
 
-def graft_submodules(module: ModuleType, missing: tuple[str, ...]) -> None:
+def graft_submodules(module: ModuleType, missing_names: tuple[str, ...]) -> None:
     """Give an imported Apex attributes that import the submodules which it lacks."""
     before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
 
     def import_submodule(name: str) -> Any:
-        if name in missing:
+        if name in missing_names:
             return importlib.import_module(f"apex.{name}")
         if before is not None:
             return before(name)
@@ -214,20 +214,20 @@ def graft_submodules(module: ModuleType, missing: tuple[str, ...]) -> None:
 
     module.__dict__["__getattr__"] = import_submodule
     if isinstance(listed := module.__dict__.get("__all__"), list):
-        module.__dict__["__all__"] = [*listed, *(name for name in missing if name not in listed)]
+        module.__dict__["__all__"] = [*listed, *(name for name in missing_names if name not in listed)]
 
 
-def install(answered: Iterable[str] = ()) -> ShimFinder:
+def install(answered_libraries: Iterable[str] = ()) -> ShimFinder:
     """Resolve what of Apex is missing to the engine, in this process; a second call changes nothing.
 
     Args:
-        answered: libraries that are answered as the user's own code is where there is no Apex.
+        answered_libraries: libraries that are answered as the user's own code is where there is no Apex.
     """
     # Files that `shim on` has written into environments call it by this name.
     for finder in sys.meta_path:
         if isinstance(finder, ShimFinder):
             return finder
-    finder = ShimFinder(answered)
+    finder = ShimFinder(answered_libraries)
     sys.meta_path.insert(0, finder)
     loaded, found = sys.modules.get("apex"), find_installed_apex()
     if loaded is not None and found.kind == "no_amp" and found.path is not None:

@@ -24,12 +24,12 @@ CARRIERS = ("_ampcompare_shim", "importlib", "pickle", "runpy", "torch", "unitte
 PROBES = ("importlib.util", "importlib.metadata", "pkgutil")
 
 
-def importer_asking_for_apex(frame: FrameType | None, answered: Collection[str] = ()) -> Importer:
+def importer_asking_for_apex(frame: FrameType | None, answered_libraries: Collection[str] = ()) -> Importer:
     """Return who asks for a module.
 
     Args:
         frame: the innermost frame, of the import system or of what called it.
-        answered: libraries, by the names that they are imported by, that count as the user's own code.
+        answered_libraries: libraries, by the names that they are imported by, that count as the user's own code.
     """
     while frame is not None:
         name = frame.f_globals.get("__name__") or ""
@@ -37,7 +37,7 @@ def importer_asking_for_apex(frame: FrameType | None, answered: Collection[str] 
         file = frame.f_code.co_filename
         if name in PROBES:
             return "probe"
-        if top in answered:
+        if top in answered_libraries:
             return "own"
         if not (file.startswith(("<frozen ", ROOM)) or top in CARRIERS or _is_standard_library_file(file)):
             is_librarys = top in PROBING or file.startswith(PACKAGE) or INSTALLED.search(file)

@@ -78,22 +78,22 @@ def _names_added_to_apex(apex: ApexInstall) -> tuple[str, ...]:
     return ()
 
 
-def switch_shim_on(answered: Sequence[str] = (), folder: Path | None = None) -> ShimStatus:
+def switch_shim_on(answered_libraries: Sequence[str] = (), folder: Path | None = None) -> ShimStatus:
     """Let processes of this environment that start from now on find what is missing of Apex.
 
     Where nothing is missing, nothing is written.
 
     Args:
-        answered: libraries that are answered as the user's own code is where there is no Apex.
+        answered_libraries: libraries that are answered as the user's own code is where there is no Apex.
         folder: of site-packages, in which the files are written; None for that of this environment.
 
     Raises:
-        ConfigError: a name in `answered` is none of a module.
+        ConfigError: a name in `answered_libraries` is none of a module.
         EnvironmentUnfit: another project stands under the name `apex`, or the files cannot be written.
         ExtraMissing: there is no torch, or one that is too old.
     """
     status = shim_status(folder)
-    for name in answered:
+    for name in answered_libraries:
         if not name.isidentifier():
             raise ConfigError(f"{name!r} is not a name that a library is imported by, such as mmcv")
     if status.apex.kind == "impostor":
@@ -107,7 +107,7 @@ def switch_shim_on(answered: Sequence[str] = (), folder: Path | None = None) -> 
         return status
     require_torch(engine_alone=True)
     text = files("ampcompare.base.shim").joinpath("startup.py.txt").read_text(encoding="utf-8")
-    names = "".join(f"{name!r}, " for name in sorted(set(answered))).strip()
+    names = "".join(f"{name!r}, " for name in sorted(set(answered_libraries))).strip()
     write_atomically(status.folder / MODULE, ANSWERED.sub(f"ANSWERED = ({names})", text))
     write_atomically(status.folder / STARTS, LINE)
     return shim_status(status.folder)

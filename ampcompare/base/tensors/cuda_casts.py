@@ -349,11 +349,14 @@ def _fp32_rule(function: Any) -> _Rule:
     return call_in_fp32
 
 
-def _lower_type_rule(function: Any, *, cached: bool = True) -> _Rule:
+def _lower_type_rule(function: Any, *, uses_cache: bool = True) -> _Rule:
     def call_in_autocast_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = _type_now("cpu")
         return _call_with_cast_arguments(
-            function, args, kwargs, lambda one: _cast_tensor_by_cache(one, dtype) if cached else one.to(dtype)
+            function,
+            args,
+            kwargs,
+            lambda one: _cast_tensor_by_cache(one, dtype) if uses_cache else one.to(dtype),
         )
 
     return call_in_autocast_type
@@ -562,7 +565,7 @@ _RULES = {
 def _cast_rule_of_operation(name: str, function: Any) -> _Rule | None:
     """Return how an operation is cast; None where torch's own kernel for the CPU casts it so."""
     if name.removeprefix("aten::") in RECURRENT:
-        return _lower_type_rule(function, cached=False)
+        return _lower_type_rule(function, uses_cache=False)
     if name == "aten::rms_norm" and name not in operations_with_autocast_kernel("CUDA"):
         return _fused_rms_norm_rule(function)
     if name.startswith(OF_LISTS):

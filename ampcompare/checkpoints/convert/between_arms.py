@@ -152,7 +152,12 @@ def _scalers_as_grad_scalers(
         given = was.options.get("loss_scale")
         static = given is not None and given != "dynamic"
         return grad_scaler_states_from_apex(
-            state["amp"], level=level, static=static, lost=result.lost, changed=result.changed, for_arm=True
+            state["amp"],
+            level=level,
+            static=static,
+            lost_lines=result.lost,
+            changed_lines=result.changed,
+            for_arm=True,
         )
     if "scaler" in state:
         scalers = [dict(entry) for entry in list_of_one_or_several(state["scaler"])]
@@ -178,7 +183,7 @@ def _key_and_precision_state_for_arm(
             result.changed.append(f"the static scale of {target}, {scale:g}")
             return "amp", {"loss_scaler0": {"loss_scale": scale, "unskipped": 0}}
         return "amp", apex_state_from_grad_scalers(
-            scalers, level=level, lost=result.lost, changed=result.changed
+            scalers, level=level, lost_lines=result.lost, changed_lines=result.changed
         )
     has_scaler = target.spec.checkpoint.grad_scaler
     if has_scaler is not None and has_scaler(target.options):

@@ -120,7 +120,7 @@ def _convert_to_native(
     level = result.level = opt_level or guess_opt_level_and_evidence(contents)[0]
     for place, state in contents.apex.items():
         scalers = grad_scaler_states_from_apex(
-            state, level=level, static=static_scale, lost=result.lost, changed=result.changed
+            state, level=level, static=static_scale, lost_lines=result.lost, changed_lines=result.changed
         )
         if contents.writer in PROGRAMS and place[-1] in TWIN_KEYS:
             key = TWIN_KEYS[place[-1]]
@@ -142,16 +142,18 @@ def _convert_to_native(
 
 
 def _put_grad_scalers(
-    result: ConvertedCheckpoint, place: tuple[str, ...], scalers: list[dict[str, Any]], also: str
+    result: ConvertedCheckpoint, place: tuple[str, ...], scalers: list[dict[str, Any]], second_key: str
 ) -> None:
-    """Put GradScalers where a script had the state of Apex, which a migrated script reads, and under `also` too.
+    """Put GradScalers where a script had the state of Apex, which a migrated script reads, and under `second_key` too.
 
     Of several scalers a migrated script reads the state of Apex: only it names them.
     """
     holder, name = entry_at_place(result.state, place[:-1]), ".".join(place)
     own = key_named_by_place(holder, place[-1])
-    also = "scalers" if own == also else also
-    is_free = isinstance(holder, dict) and (also not in holder or _is_empty_scaler_entry(holder[also]))
+    second_key = "scalers" if own == second_key else second_key
+    is_free = isinstance(holder, dict) and (
+        second_key not in holder or _is_empty_scaler_entry(holder[second_key])
+    )
     if not is_free or (len(scalers) == 1 and own == "scaler"):
         holder[own] = only_entry_or_list(scalers)
         what = "a list of GradScalers" if len(scalers) > 1 else "the state of a GradScaler"
@@ -159,20 +161,20 @@ def _put_grad_scalers(
         return
     if len(scalers) > 1:
         result.changed.append(
-            f"{name}: stays, for a script of `ampcompare migrate`; the GradScalers are under {also}"
+            f"{name}: stays, for a script of `ampcompare migrate`; the GradScalers are under {second_key}"
         )
     else:
         result.changed.append(
-            f"{name}: the GradScaler is also under {also}, as scripts with torch.amp have it"
+            f"{name}: the GradScaler is also under {second_key}, as scripts with torch.amp have it"
         )
     entries = list(holder.items())
     holder.clear()
     for key, value in entries:
-        if key == also:
+        if key == second_key:
             continue
         holder[key] = scalers[0] if key == own and len(scalers) == 1 else value
         if key == own:
-            holder[also] = only_entry_or_list(scalers)
+            holder[second_key] = only_entry_or_list(scalers)
 
 
 def _is_empty_scaler_entry(value: Any) -> bool:
@@ -189,7 +191,9 @@ def _convert_to_apex(contents: CheckpointContents, result: ConvertedCheckpoint, 
     if len(scalers) > 1:
         names = ", ".join(".".join(place) for place in contents.scalers)
         result.changed.append(f"{len(scalers)} GradScalers ({names}) become one state, in their order")
-    state = apex_state_from_grad_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
+    state = apex_state_from_grad_scalers(
+        scalers, level=level, lost_lines=result.lost, changed_lines=result.changed
+    )
     for place in reversed(places[1:]):
         holder = entry_at_place(result.state, place[:-1])
         del holder[key_named_by_place(holder, place[-1])]
@@ -316,13 +320,13 @@ def _put_loss_scales(
         own_key, entry = (
             "scaler",
             only_entry_or_list(
-                grad_scaler_states_from_values(scales, lost=result.lost, changed=result.changed)
+                grad_scaler_states_from_values(scales, lost_lines=result.lost, changed_lines=result.changed)
             ),
         )
     else:
         own_key = "amp"
         entry = apex_state_from_values(
-            list(scales.values()), level=level, lost=result.lost, changed=result.changed
+            list(scales.values()), level=level, lost_lines=result.lost, changed_lines=result.changed
         )
     with_state = next(
         (place for place, state in contents.loss_scales.items() if not is_number_or_scalar_tensor(state)),

@@ -232,7 +232,7 @@ def _note_loss_scale(contents: CheckpointContents, value: Any, place: Place) -> 
                 contents.loss_scales[(*place, name)] = value[name]
 
 
-def _walk_entries(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
+def _walk_entries(value: Any, place: Place, seen_ids: set[int]) -> Iterator[tuple[Place, Any]]:
     """Yield entries with their places; the insides of weights and optimizer state are not walked."""
     items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
     for key, entry in items:
@@ -240,18 +240,18 @@ def _walk_entries(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Pl
         if not isinstance(entry, Mapping | list):
             continue
         yield path, entry
-        if len(path) >= MAX_DEPTH or id(entry) in seen or _is_weights(entry) or is_apex_state(entry):
+        if len(path) >= MAX_DEPTH or id(entry) in seen_ids or _is_weights(entry) or is_apex_state(entry):
             continue
-        seen.add(id(entry))
+        seen_ids.add(id(entry))
         inner = _key_of_inner_optimizer(entry, path)
         if inner is not None:
             held = entry.values() if isinstance(entry, Mapping) else entry
-            yield from _walk_entries({inner: next(filter(is_optimizer_state, held))}, path, seen)
+            yield from _walk_entries({inner: next(filter(is_optimizer_state, held))}, path, seen_ids)
         elif is_optimizer_state(entry):
             others = {name: item for name, item in entry.items() if name not in ("state", "param_groups")}
-            yield from _walk_entries(others, path, seen)
+            yield from _walk_entries(others, path, seen_ids)
         else:
-            yield from _walk_entries(entry, path, seen)
+            yield from _walk_entries(entry, path, seen_ids)
 
 
 def _writer_of_file(root: Mapping[Any, Any], contents: CheckpointContents) -> tuple[str, str]:

@@ -193,11 +193,11 @@ def _first_tied_weight(weight: _WeightAtPlace, named: list[_WeightAtPlace]) -> _
     return None
 
 
-def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_TensorsOfOneContainer]:
+def _tensors_together_in(value: Any, place: Place, seen_ids: set[int]) -> Iterator[_TensorsOfOneContainer]:
     """Yield fp32 tensors that lie together: in one list or dict, or under one key of an optimizer's state."""
-    if not isinstance(value, Mapping | list | tuple) or id(value) in seen or len(place) > MAX_DEPTH:
+    if not isinstance(value, Mapping | list | tuple) or id(value) in seen_ids or len(place) > MAX_DEPTH:
         return
-    seen.add(id(value))
+    seen_ids.add(id(value))
     if is_optimizer_state(value):
         keys: dict[str, list[tuple[str, Any]]] = {}
         for number, entry in value["state"].items():
@@ -215,7 +215,7 @@ def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_
     if (bundle := _find_full_precision_tensors(place, items)) is not None:
         yield bundle
     for key, item in items:
-        yield from _tensors_together_in(item, (*place, key), seen)
+        yield from _tensors_together_in(item, (*place, key), seen_ids)
 
 
 def _find_full_precision_tensors(
@@ -234,14 +234,14 @@ def _find_full_precision_tensors(
 
 
 def _weights_copied_by_each_tensor(
-    bundle: _TensorsOfOneContainer, free: list[_WeightAtPlace]
+    bundle: _TensorsOfOneContainer, free_weights: list[_WeightAtPlace]
 ) -> list[list[int]]:
     """Return the positions of the weights that each tensor is a copy of: one, several if it is flat, or none."""
     by_shape: dict[torch.Size, list[int]] = {}
-    for at, weight in enumerate(free):
+    for at, weight in enumerate(free_weights):
         by_shape.setdefault(weight.value.shape, []).append(at)
     options = [
-        [at for at in by_shape.get(tensor.shape, ()) if _is_master_of_weight(tensor, free[at].value)]
+        [at for at in by_shape.get(tensor.shape, ()) if _is_master_of_weight(tensor, free_weights[at].value)]
         for tensor in bundle.tensors
     ]
     chosen: list[list[int]] = [[] for _ in options]
@@ -252,7 +252,9 @@ def _weights_copied_by_each_tensor(
         taken.update(ats)
 
     for number, (name, ats) in enumerate(zip(bundle.names, options, strict=True)):
-        same = [at for at in ats if free[at].name.endswith(name) or name.endswith(free[at].name)]
+        same = [
+            at for at in ats if free_weights[at].name.endswith(name) or name.endswith(free_weights[at].name)
+        ]
         best = same if len(same) == 1 and not name.isdigit() else ats
         if len(best) == 1 and best[0] not in taken:
             choose_match(number, best)
@@ -260,36 +262,40 @@ def _weights_copied_by_each_tensor(
         left = [at for at in ats if at not in taken]
         if left and not chosen[number]:
             expected = _position_expected_by_neighbors(chosen, number)
-            choose_match(number, [min(left, key=lambda at: (at - expected) % len(free))])
+            choose_match(number, [min(left, key=lambda at: (at - expected) % len(free_weights))])
     for number, tensor in enumerate(bundle.tensors):
         if not options[number] and tensor.ndim == 1:
-            choose_match(number, _positions_of_weights_in_flat(tensor, free, taken))
+            choose_match(number, _positions_of_weights_in_flat(tensor, free_weights, taken))
     return chosen
 
 
-def _position_expected_by_neighbors(chosen: list[list[int]], number: int) -> int:
+def _position_expected_by_neighbors(chosen_positions: list[list[int]], number: int) -> int:
     """Return the position that follows from the neighbors of a tensor in its list."""
-    before = next((other for other in range(number - 1, -1, -1) if chosen[other]), None)
+    before = next((other for other in range(number - 1, -1, -1) if chosen_positions[other]), None)
     if before is not None:
-        return chosen[before][-1] + 1
-    after = next((other for other in range(number + 1, len(chosen)) if chosen[other]), None)
-    return 0 if after is None else max(0, chosen[after][0] - (after - number))
+        return chosen_positions[before][-1] + 1
+    after = next(
+        (other for other in range(number + 1, len(chosen_positions)) if chosen_positions[other]), None
+    )
+    return 0 if after is None else max(0, chosen_positions[after][0] - (after - number))
 
 
-def _positions_of_weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) -> list[int]:
+def _positions_of_weights_in_flat(
+    flat: Tensor, free_weights: list[_WeightAtPlace], taken_positions: set[int]
+) -> list[int]:
     """Return the positions of weights that follow each other in a flat tensor, which may end with zeros.
 
     Weights of equal values, such as biases of zeros, are tried in their order, and the next ones where that fails.
     """
     if not flat.half().any():
         return []
-    count = len(free)
+    count = len(free_weights)
 
     def positions_following(offset: int, path: list[int]) -> Iterator[int]:
         begin = path[-1] + 1 if path else 0
-        used = taken.union(path)
+        used = taken_positions.union(path)
         for at in (*range(begin, count), *range(begin)):
-            value = free[at].value
+            value = free_weights[at].value
             piece = flat[offset : offset + value.numel()]
             if (
                 at not in used
@@ -306,7 +312,7 @@ def _positions_of_weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], take
         at = next(branches[-1], None) if branches else None
         if at is not None:
             path = [*path, at]
-            offset += free[at].value.numel()
+            offset += free_weights[at].value.numel()
             if offset > reached:
                 best, reached = path, offset
             if offset == flat.numel():
@@ -316,19 +322,19 @@ def _positions_of_weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], take
         if not path or not flat[offset:].any():
             break
         branches.pop()
-        offset -= free[path[-1]].value.numel()
+        offset -= free_weights[path[-1]].value.numel()
         path = path[:-1]
     return best
 
 
 def _matches_beyond_chance(
-    bundle: _TensorsOfOneContainer, matches: list[list[int]], free: list[_WeightAtPlace]
+    bundle: _TensorsOfOneContainer, matches: list[list[int]], free_weights: list[_WeightAtPlace]
 ) -> list[list[int]]:
     """Return the matches without what may be chance: moments that round to 0, and constants.
 
     Many elements that are not alike are enough; few are where at least half of the elements of the list round.
     """
-    values = [[free[at].value for at in match] for match in matches]
+    values = [[free_weights[at].value for at in match] for match in matches]
     equal = [sum(int(value.count_nonzero()) for value in held) for held in values]
     varies = [any(_has_several_values(value) for value in held) for held in values]
     total = sum(int(tensor.count_nonzero()) for tensor in bundle.tensors)

@@ -188,15 +188,15 @@ def grad_scaler_states_from_apex(
     *,
     level: str | None,
     static: bool | None,
-    lost: list[str],
-    changed: list[str],
+    lost_lines: list[str],
+    changed_lines: list[str],
     for_arm: bool = False,
 ) -> list[dict[str, Any]]:
     """Return one `GradScaler` state for each Apex scaler, in order.
 
     `static` is whether the scale is a static one, if that is known: no state of Apex says so, and only some show it by
-    their numbers. `lost` and `changed` get a line for each value that is lost, and for each that is written in another
-    form; so they do below. For `for_arm` see `grad_scaler_states_from_values`.
+    their numbers. `lost_lines` and `changed_lines` get a line for each value that is lost, and for each that is written
+    in another form; so they do below. For `for_arm` see `grad_scaler_states_from_values`.
     """
     scales: dict[str, LossScalerValues] = {}
     for name, entry in state.items():
@@ -209,15 +209,17 @@ def grad_scaler_states_from_apex(
             is_static = False
             scale = FIRST_SCALE
             clean = 0
-            changed.append(f"{name}: O3 scaled nothing, so the GradScaler begins as a new one")
+            changed_lines.append(f"{name}: O3 scaled nothing, so the GradScaler begins as a new one")
         scales[name] = LossScalerValues(scale, not is_static, clean, None if is_static else APEX_INTERVAL)
     if static is None and any(held.dynamic for held in scales.values()):
-        lost.append(UNKNOWN_STATIC)
-    return grad_scaler_states_from_values(scales, lost=lost, changed=changed, for_arm=for_arm)
+        lost_lines.append(UNKNOWN_STATIC)
+    return grad_scaler_states_from_values(
+        scales, lost_lines=lost_lines, changed_lines=changed_lines, for_arm=for_arm
+    )
 
 
 def apex_state_from_grad_scalers(
-    scalers: Sequence[Mapping[str, Any]], *, level: str, lost: list[str], changed: list[str]
+    scalers: Sequence[Mapping[str, Any]], *, level: str, lost_lines: list[str], changed_lines: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return an `amp.state_dict()` with one entry for each `GradScaler`; `level` will load it."""
     made: dict[str, dict[str, Any]] = OrderedDict()  # as Apex returns it
@@ -226,35 +228,39 @@ def apex_state_from_grad_scalers(
         if not state:
             scale = 1.0 if level in STATIC_LEVELS else FIRST_SCALE
             made[name] = {"loss_scale": scale, "unskipped": 0}
-            changed.append(f"{name}: there was no GradScaler, so it begins at {scale:g}, as {level} does")
+            changed_lines.append(
+                f"{name}: there was no GradScaler, so it begins at {scale:g}, as {level} does"
+            )
             continue
         scale = parse_scale(state["scale"], "the scale of the GradScaler")
         clean = parse_count(state["_growth_tracker"], "_growth_tracker")
         if level in STATIC_LEVELS:
             made[name] = {"loss_scale": 1.0, "unskipped": 0}
-            lost.append(
+            lost_lines.append(
                 f"scale {scale:g}: {level} has a static scale of 1, and with another no overflow is noticed"
             )
             continue
-        changed.append(f"{name}: scale {scale:g} and _growth_tracker {clean}, as loss_scale and unskipped")
+        changed_lines.append(
+            f"{name}: scale {scale:g} and _growth_tracker {clean}, as loss_scale and unskipped"
+        )
         for key, apex_value in (("growth_factor", APEX_FACTOR), ("backoff_factor", APEX_BACKOFF)):
             factor = parse_scale(state[key], key)
             if factor != apex_value:
-                lost.append(f"{key} {factor:g}: Apex always has {apex_value:g}")
+                lost_lines.append(f"{key} {factor:g}: Apex always has {apex_value:g}")
         interval = parse_count(state["growth_interval"], "growth_interval")
         if interval >= NEVER:
-            changed.append(
+            changed_lines.append(
                 f"{name}: a scale that never grows; give loss_scale={scale:g} to amp.initialize too"
             )
         elif interval != APEX_INTERVAL:
-            lost.append(f"growth_interval {interval}: Apex always has {APEX_INTERVAL}")
+            lost_lines.append(f"growth_interval {interval}: Apex always has {APEX_INTERVAL}")
         if clean >= APEX_INTERVAL:
-            lost.append(
+            lost_lines.append(
                 f"_growth_tracker {clean}: Apex never grows from there, so unskipped is {APEX_INTERVAL - 1}"
             )
             clean = APEX_INTERVAL - 1
         if scale > APEX_MAX:
-            lost.append(
+            lost_lines.append(
                 f"scale {scale:g} is above Apex's ceiling of 2**24: its next growth moves it down there"
             )
         made[name] = {"loss_scale": scale, "unskipped": clean}
@@ -262,7 +268,11 @@ def apex_state_from_grad_scalers(
 
 
 def grad_scaler_states_from_values(
-    scales: Mapping[str, LossScalerValues], *, lost: list[str], changed: list[str], for_arm: bool = False
+    scales: Mapping[str, LossScalerValues],
+    *,
+    lost_lines: list[str],
+    changed_lines: list[str],
+    for_arm: bool = False,
 ) -> list[dict[str, Any]]:
     """Return one `GradScaler` state for each loss scaler.
 
@@ -274,22 +284,22 @@ def grad_scaler_states_from_values(
         if not held.dynamic and held.scale == 1.0:
             made.append({} if for_arm else _grad_scaler_state(held))
             becomes = "a disabled GradScaler" if for_arm else "a GradScaler of scale 1 that never grows"
-            changed.append(f"{name}: static scale 1 becomes {becomes}")
+            changed_lines.append(f"{name}: static scale 1 becomes {becomes}")
             continue
         if not held.dynamic:
-            changed.append(
+            changed_lines.append(
                 f"{name}: static scale {held.scale:g} becomes a GradScaler that never grows; it still halves at an "
                 "overflow, where it stayed"
             )
         elif held.clean or held.scale != FIRST_SCALE:
-            changed.append(
+            changed_lines.append(
                 f"{name}: scale {held.scale:g} and {held.clean} clean steps, as scale and _growth_tracker"
             )
         bounds = (("min_loss_scale", held.least), ("max_loss_scale", held.most)) if held.dynamic else ()
-        lost += [f"{key} {bound:g}: GradScaler has none" for key, bound in bounds if bound is not None]
+        lost_lines += [f"{key} {bound:g}: GradScaler has none" for key, bound in bounds if bound is not None]
         made.append(_grad_scaler_state(held))
     if len(made) > 1:
-        lost.append(
+        lost_lines.append(
             f"{len(made)} loss scalers: a list of GradScalers, and a script has to use one for each optimizer or loss"
         )
     return made
@@ -306,7 +316,7 @@ def _grad_scaler_state(held: LossScalerValues) -> dict[str, Any]:
 
 
 def apex_state_from_values(
-    scales: Sequence[LossScalerValues], *, level: str, lost: list[str], changed: list[str]
+    scales: Sequence[LossScalerValues], *, level: str, lost_lines: list[str], changed_lines: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return an `amp.state_dict()` for `level`, with one entry for the loss scaler of each `FP16_Optimizer`."""
     made: dict[str, dict[str, Any]] = OrderedDict()  # as Apex returns it
@@ -314,19 +324,21 @@ def apex_state_from_values(
         name = f"loss_scaler{index}"
         if not held.dynamic:
             made[name] = {"loss_scale": held.scale, "unskipped": held.clean}
-            changed.append(
+            changed_lines.append(
                 f"{name}: static scale {held.scale:g}; give loss_scale={held.scale:g} to amp.initialize too, as no "
                 "state says that a scale is static"
             )
             continue
         (made[name],) = apex_state_from_grad_scalers(
-            [_grad_scaler_state(held)], level=level, lost=lost, changed=changed
+            [_grad_scaler_state(held)], level=level, lost_lines=lost_lines, changed_lines=changed_lines
         ).values()
         if held.least is not None:
-            lost.append(f"min_loss_scale {held.least:g}: no state of amp has it; give it to amp.initialize")
+            lost_lines.append(
+                f"min_loss_scale {held.least:g}: no state of amp has it; give it to amp.initialize"
+            )
         if held.most != APEX_MAX:
             maximum = "none" if held.most is None else f"{held.most:g}"
-            lost.append(f"max_loss_scale {maximum}: no state of amp has it; give it to amp.initialize")
+            lost_lines.append(f"max_loss_scale {maximum}: no state of amp has it; give it to amp.initialize")
     if len(made) > 1:
-        lost.append(f"{len(made)} loss scalers: give num_losses={len(made)}, and each loss its loss_id")
+        lost_lines.append(f"{len(made)} loss scalers: give num_losses={len(made)}, and each loss its loss_id")
     return made

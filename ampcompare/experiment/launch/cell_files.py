@@ -142,7 +142,7 @@ def sandbox_of_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     roots = [] if config.script is None else [config.script.import_folder]
     caches = (above if is_of_run else folder) / RunFile.CACHES
     caches.mkdir(parents=True, exist_ok=True)
-    with open_sandbox(store, shared=[*shared, caches], roots=roots, target=target) as sandbox:
+    with open_sandbox(store, shared_paths=[*shared, caches], roots=roots, target=target) as sandbox:
         for variable, name in COMPILERS.items():
             if variable not in os.environ:
                 sandbox.environment[variable] = str(caches.resolve() / name)

@@ -152,7 +152,7 @@ def read_envelope(path: Path) -> Envelope:
         UnusableInput: the file cannot be read, or is no envelope of this version.
     """
     try:
-        raw = parse_json(read_text(path, most=MAX_BYTES))
+        raw = parse_json(read_text(path, max_bytes=MAX_BYTES))
         if raw["schema"] != SCHEMA:
             raise UnusableInput(f"{path} has schema {raw['schema']}, and this version reads {SCHEMA}")
         rows, floors = ([_parse_step_row(one) for one in raw[name]] for name in ("rows", "floors"))
@@ -171,7 +171,7 @@ def read_step_rows(path: Path) -> list[dict[str, float | None]]:
         UnusableInput: the file cannot be read, holds other lines, or no loss.
     """
     try:
-        lines = [line for line in read_text(path, most=MAX_BYTES).splitlines() if line.strip()]
+        lines = [line for line in read_text(path, max_bytes=MAX_BYTES).splitlines() if line.strip()]
         found = [_parse_step_row(parse_json(line)) for line in lines]
     except (FileFault, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnusableInput(

@@ -124,7 +124,7 @@ def distance_of_logprobs(one: Sequence[float], other: Sequence[float]) -> Logpro
 def read_logprobs(path: Path) -> list[float]:
     """Return the numbers of a file: one a line, a JSON list, or JSON lines with a list or number as `logprobs`."""
     try:
-        text = read_text(path, most=MAX_BYTES)
+        text = read_text(path, max_bytes=MAX_BYTES)
         try:
             found = list(_logprobs_in_value(parse_json(text)))
         except FileFault:

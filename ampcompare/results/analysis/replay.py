@@ -203,11 +203,13 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
     )  # fmt: skip
 
 
-def _why_noise_not_shown(judged: int, unjudged: Mapping[str, str]) -> str:
+def _why_noise_not_shown(num_judged: int, reasons_by_unjudged: Mapping[str, str]) -> str:
     """Return why no finding does not mean noise; "" if it does."""
-    if not judged:
-        return "no module could be judged" + next((f": {name}: {why}" for name, why in unjudged.items()), "")
-    update = next((f"{name}: {why}" for name, why in unjudged.items() if name[0] == "("), "")
+    if not num_judged:
+        return "no module could be judged" + next(
+            (f": {name}: {why}" for name, why in reasons_by_unjudged.items()), ""
+        )
+    update = next((f"{name}: {why}" for name, why in reasons_by_unjudged.items() if name[0] == "("), "")
     return f"modules are the same, but not judged is {update}" if update else ""
 
 
@@ -370,8 +372,10 @@ def _lowest_findings_and_explained_modules(
     return named, [name for name in above if name not in {one.module for one in named}]
 
 
-def _findings_that_explain(one: ReplayFinding, below: Sequence[ReplayFinding]) -> list[ReplayFinding]:
-    return [other for other in below if other.answer in (one.answer, "another function")]
+def _findings_that_explain(
+    one: ReplayFinding, lower_findings: Sequence[ReplayFinding]
+) -> list[ReplayFinding]:
+    return [other for other in lower_findings if other.answer in (one.answer, "another function")]
 
 
 def _largest_error(findings: Sequence[ReplayFinding]) -> float:

@@ -143,7 +143,7 @@ def _read_source(source: Path | TextIO | str, name: str) -> str:
     """
     try:
         if isinstance(source, Path):
-            return read_text(source, most=MAX_BYTES, encoding="utf-8-sig")
+            return read_text(source, max_bytes=MAX_BYTES, encoding="utf-8-sig")
         return source if isinstance(source, str) else source.read(MAX_BYTES)
     except (OSError, ValueError) as error:
         raise RecordError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
@@ -189,7 +189,10 @@ def _header_and_numbered_rows(text: str, name: str) -> tuple[list[str], list[tup
 
 
 def _find_column_and_metric(
-    head: Mapping[str, str], lines: Sequence[tuple[int, list[str]]], wanted: str | None, better: Better | None
+    head: Mapping[str, str],
+    lines: Sequence[tuple[int, list[str]]],
+    wanted_metric: str | None,
+    better: Better | None,
 ) -> tuple[str, Metric]:
     """Return the column of the results and its metric; `head` has the names in lower case, each as it is written."""
     numeric: list[str] = []
@@ -198,13 +201,17 @@ def _find_column_and_metric(
             continue
         if any(_parse_number(cells[at]) for _, cells in lines):
             numeric.append(name)
-    chosen = [wanted.lower()] if wanted else [name for name in numeric if name in ACCURACIES] or numeric
+    chosen = (
+        [wanted_metric.lower()]
+        if wanted_metric
+        else [name for name in numeric if name in ACCURACIES] or numeric
+    )
     if not chosen and "seconds" in head:
         return "", TOP1  # times alone
     if len(chosen) != 1 or chosen[0] not in head:
         what = "several columns of numbers" if chosen else "no column of numbers"
-        if wanted:
-            what = f"no column {wanted!r}"
+        if wanted_metric:
+            what = f"no column {wanted_metric!r}"
         remedy = f"name one of {', '.join(numeric or head)} with --metric"
         if not chosen:
             remedy = f"write numbers without units (26.9, not 26.9Gb) below {', '.join(head)}"
@@ -348,7 +355,7 @@ def _difference_of_arms(
     elif is_paired:
         least = max(floor, math.sqrt(sum(rounding)))
         effect = effect_in_spacings(
-            paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step
+            paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, is_rounded=True), step
         )
     else:
         variances = [

@@ -70,7 +70,7 @@ def iter_steps(path: Path) -> Iterator[StepRecord]:
         RecordError: the file cannot be read, or a line before the last is not a step.
     """
     try:
-        lines = read_text(path, most=MAX_STEPS_BYTES).splitlines()
+        lines = read_text(path, max_bytes=MAX_STEPS_BYTES).splitlines()
     except FileFault as fault:
         raise RecordError(f"cannot read steps {path}: {fault}") from None
     for number, line in enumerate(lines):

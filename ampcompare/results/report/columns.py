@@ -383,7 +383,7 @@ def columns_with_values(comparison: Comparison) -> dict[str, ArmColumn]:
 
 
 def table_of_columns(
-    shown: Mapping[str, ArmColumn],
+    shown_columns: Mapping[str, ArmColumn],
     comparison: Comparison,
     rows: Sequence[ArmSummary] | None = None,
     **options: Any,
@@ -391,7 +391,9 @@ def table_of_columns(
     """Return a table of these columns, for all arms or some; options are those of `Table.from_rows`."""
     chosen = comparison.arms if rows is None else rows
     return Table.from_rows(
-        shown, [[column.cell(row, comparison) for column in shown.values()] for row in chosen], **options
+        shown_columns,
+        [[column.cell(row, comparison) for column in shown_columns.values()] for row in chosen],
+        **options,
     )
 
 

@@ -128,11 +128,9 @@ class Terminal(Reporter):
         return color_text(text, tone) if self.color else text
 
 
-def _hidden_columns_line(hidden: Sequence[str]) -> str:
-    if hidden:
-        return (
-            f"Not shown at this width: {', '.join(hidden)}. --details has them, and all other measurements."
-        )
+def _hidden_columns_line(hidden_columns: Sequence[str]) -> str:
+    if hidden_columns:
+        return f"Not shown at this width: {', '.join(hidden_columns)}. --details has them, and all other measurements."
     return "All measurements and conclusions: --details."
 
 

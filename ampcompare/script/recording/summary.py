@@ -84,7 +84,7 @@ def read_exec_record(path: Path) -> ExecSummary:
         RecordError: it cannot be read, has another schema, or a line that is no row.
     """
     try:
-        lines = read_text(path, most=MAX_BYTES).splitlines()
+        lines = read_text(path, max_bytes=MAX_BYTES).splitlines()
     except FileFault as fault:
         raise RecordError(f"cannot read the record {path}: {fault}") from None
     summary = ExecSummary(parse_json(lines[0]))

@@ -15,15 +15,19 @@ OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE
 OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
 
 
-def rules_that_may_match(text: str, selected: Callable[[str], bool] = lambda code: True) -> list[Rule]:
+def rules_that_may_match(
+    text: str, is_code_selected: Callable[[str], bool] = lambda code: True
+) -> list[Rule]:
     """Return the rules of selected codes that may find something in a text, by the words that they need."""
     words = WordsInText(text)
-    return [rule for rule in RULES if words.has_all_needed(rule.needs) and any(map(selected, rule.codes))]
+    return [
+        rule for rule in RULES if words.has_all_needed(rule.needs) and any(map(is_code_selected, rule.codes))
+    ]
 
 
 def check_text(
     text: str,
-    selected: Callable[[str], bool] = lambda code: True,
+    is_code_selected: Callable[[str], bool] = lambda code: True,
     versions: Versions = LATEST,
     path: Path | None = None,
 ) -> list[Finding]:
@@ -31,14 +35,14 @@ def check_text(
 
     Args:
         text: of the module.
-        selected: which codes are wanted; rules of which none is are not run.
+        is_code_selected: which codes are wanted; rules of which none is are not run.
         versions: of the libraries that the module is for; the newest by default.
         path: of the module, for what it imports from files next to it.
 
     Raises:
         SourceInvalid: the text is not Python 3, and some rule may have findings in it.
     """
-    rules = rules_that_may_match(text, selected)
+    rules = rules_that_may_match(text, is_code_selected)
     if not rules:
         return []
     module = LintModule(text, versions, path)
@@ -46,7 +50,7 @@ def check_text(
     for rule in rules:
         try:
             for finding in rule.check(module):
-                if selected(finding.code):
+                if is_code_selected(finding.code):
                     found.setdefault((finding.code, finding.line, finding.column), finding)
         except RecursionError:
             raise SourceInvalid("nested too deeply") from None

@@ -49,13 +49,13 @@ def apex_names_engine_lacks(path: Path) -> list[str]:
     return [each for each in lacking if not any(each.startswith(f"{other}.") for other in lacking)]
 
 
-def _engine_has(full: str) -> bool:
+def _engine_has(full_name: str) -> bool:
     """Return whether the engine has a module, or a module a name at its top: what that holds is not looked at."""
     origin = find_spec("ampcompare.apex")
     assert origin is not None
     assert origin.origin is not None
     place = Path(origin.origin).parent
-    for part in full.split(".")[1:]:
+    for part in full_name.split(".")[1:]:
         if (place / part / "__init__.py").is_file():
             place /= part
         elif place.is_dir() and (place / f"{part}.py").is_file():

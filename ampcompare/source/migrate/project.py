@@ -200,28 +200,30 @@ def migrate_file(
 
 
 def migration_with_library_availability_findings(
-    path: Path, before: str, migration: Migration, imports: ImportIndex
+    path: Path, old_text: str, migration: Migration, imports: ImportIndex
 ) -> Migration:
     """Return a migration that changes a file with what the file asks other packages of Apex.
 
     Args:
         path: of the file.
-        before: its text, as it is now.
+        old_text: its text, as it is now.
         migration: of the file.
         imports: of the project.
     """
-    if migration.text == before:
+    if migration.text == old_text:
         return migration
-    asking = library_apex_availability_findings(path, before, imports)
+    asking = library_apex_availability_findings(path, old_text, imports)
     return replace(migration, findings=sorted({*migration.findings, *asking}))
 
 
-def _renew_deprecated_names(before: str, migration: Migration | None, versions: Versions) -> Migration | None:
+def _renew_deprecated_names(
+    old_text: str, migration: Migration | None, versions: Versions
+) -> Migration | None:
     """Return a migration whose result has new names of torch and transformers in the place of deprecated ones.
 
     None where there was none, and nothing is to be done.
     """
-    text = before if migration is None else migration.text
+    text = old_text if migration is None else migration.text
     if OLD_NAMES.search(text) is None:
         return migration
     from ampcompare.source.lint.check import check_text
@@ -233,20 +235,20 @@ def _renew_deprecated_names(before: str, migration: Migration | None, versions: 
     )
     if new == text:
         return migration
-    return replace(migration or Migration(before, []), text=new)
+    return replace(migration or Migration(old_text, []), text=new)
 
 
-def _migration_with_mistakes(before: str, migration: Migration, examine: Examine) -> Migration:
+def _migration_with_mistakes(old_text: str, migration: Migration, examine: Examine) -> Migration:
     """Return a migration with the mistakes of its result."""
-    if migration.text == before:
+    if migration.text == old_text:
         return migration
     fault = _find_syntax_fault(migration.text)
-    if fault is not None and _find_syntax_fault(before) is None:
+    if fault is not None and _find_syntax_fault(old_text) is None:
         raise ValueError(f"{fault} of its rewritten form; it stays as it is; please report it")
     mistakes = [] if fault is not None else examine(migration.text)
-    earlier = examine(before)
+    earlier = examine(old_text)
     own = OWN_MISTAKES | {code for _, code, _ in earlier}
-    lines = origins_of_lines(before, migration.text)
+    lines = origins_of_lines(old_text, migration.text)
     remarks = []
     for line, code, message in mistakes:
         kind = NOTE if code in own else BY_HAND

@@ -147,16 +147,16 @@ def migrate_text(
     around: Neighbors = ALONE,
     versions: Versions = LATEST,
     *,
-    alone: bool = False,
-    refused: str = "",
+    ignores_other_files: bool = False,
+    refusal_reason: str = "",
 ) -> Migration:
     """Return the module for `torch.amp`.
 
     Args:
         around: what other modules have to do with this one.
         versions: of the libraries that the result is for.
-        alone: whether it does not matter that other files of its project may be left by hand.
-        refused: why its core is left by hand, where that is known.
+        ignores_other_files: whether it does not matter that other files of its project may be left by hand.
+        refusal_reason: why its core is left by hand, where that is known.
 
     Raises:
         SourceInvalid: it is not Python 3, or nested too deeply.
@@ -168,16 +168,16 @@ def migrate_text(
     names = ModuleImports(module)
     apart = _text_with_apex_on_own_lines(text, module, names)
     if apart != text:
-        result = _migrate_split_text(text, apart, around, versions, alone=alone)
+        result = _migrate_split_text(text, apart, around, versions, ignores_other_files=ignores_other_files)
         return result if result.whole else _migration_with_lines_as_they_are(module, names, around, result)
     if not names.imports and not names.uses:
-        return _migrate_without_apex_names(text, module, around, alone=alone)
-    rewrite = _ModuleRewrite(module, names, around, versions, alone=alone)
-    rewrite.rewrite_core(refused)
+        return _migrate_without_apex_names(text, module, around, ignores_other_files=ignores_other_files)
+    rewrite = _ModuleRewrite(module, names, around, versions, ignores_other_files=ignores_other_files)
+    rewrite.rewrite_core(refusal_reason)
     rewrite.replace_uses_outside_core()
     rewrite.rewrite_imports()
     probes = _notes_on_checks_for_apex(module, names, rewrite.edits)
-    if probes and not alone and (asking := _file_by_hand_checking_apex(around, module)):
+    if probes and not ignores_other_files and (asking := _file_by_hand_checking_apex(around, module)):
         return _unchanged_migration_of_asking_module(
             module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))
         )
@@ -188,10 +188,10 @@ def migrate_text(
             text_with_statements_on_own_lines(module, rewrite.edits.shared),
             around,
             versions,
-            alone=alone,
+            ignores_other_files=ignores_other_files,
         )
         return result if result.whole else _migration_with_lines_as_they_are(module, names, around, result)
-    return _migration_of_rewrite(text, rewrite, versions, refused)
+    return _migration_of_rewrite(text, rewrite, versions, refusal_reason)
 
 
 def _text_with_apex_on_own_lines(text: str, module: Module, names: ModuleImports) -> str:
@@ -216,7 +216,9 @@ def _has_string_naming_adapter(module: Module) -> bool:
     return any(isinstance(each, str) and is_name_of_adapter(each) for each in texts)
 
 
-def _migrate_without_apex_names(text: str, module: Module, around: Neighbors, *, alone: bool) -> Migration:
+def _migrate_without_apex_names(
+    text: str, module: Module, around: Neighbors, *, ignores_other_files: bool
+) -> Migration:
     """Return the migration of a module that names Apex nowhere, but may use its objects or ask whether it is there."""
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
@@ -234,7 +236,7 @@ def _migrate_without_apex_names(text: str, module: Module, around: Neighbors, *,
     for call, owner in module.method_calls(*CORE):
         if ast.dump(owner) in owners and isinstance(call.func, ast.Attribute):
             findings.append(Finding.of_node(call, BY_HAND, MAY_BE_APEX.format(call.func.attr)))
-    if not findings and not alone:
+    if not findings and not ignores_other_files:
         answered = Edits(module)
         answers = answer_apex_availability_with_yes(module, answered)
         # Only for a file that asks are the cores of others rewritten.
@@ -279,7 +281,13 @@ class _ModuleRewrite:
     """
 
     def __init__(
-        self, module: Module, names: ModuleImports, around: Neighbors, versions: Versions, *, alone: bool
+        self,
+        module: Module,
+        names: ModuleImports,
+        around: Neighbors,
+        versions: Versions,
+        *,
+        ignores_other_files: bool,
     ) -> None:
         self.module, self.names = module, names
         self.edits = Edits(module)
@@ -288,14 +296,14 @@ class _ModuleRewrite:
         self.is_whole = True
         self.kept: list[ast.AST] = []
         self.torch, self._above = torch_name_and_place(module)
-        self._around, self._alone, self._versions = around, alone, versions
+        self._around, self._ignores_other_files, self._versions = around, ignores_other_files, versions
         self._twins: dict[tuple[ast.stmt, str], str] = {}  # in torch, of what is imported
 
-    def rewrite_core(self, refused: str) -> None:
-        """Rewrite the core of `apex.amp`, or leave all of it by hand: where `refused` says why, and where not sure."""
+    def rewrite_core(self, refusal_reason: str) -> None:
+        """Rewrite the core of `apex.amp`, or leave it by hand: where `refusal_reason` says why, and where not sure."""
         try:
-            if refused:
-                raise UnsureRewrite(next(iter(node for node, _ in self.names.uses)), refused)
+            if refusal_reason:
+                raise UnsureRewrite(next(iter(node for node, _ in self.names.uses)), refusal_reason)
             self.core = rewrite_core(self.module, self.names, self.edits, self.torch, self._around)
             if self.core is not None:
                 outputs = AutocastOutputs(self.core)  # again, as the core has more regions of autocast now
@@ -392,12 +400,20 @@ class _ModuleRewrite:
             _import_functools(self.module, self.edits)
         _put_comments_above_left_by_hand(self.module, self.edits, self.findings)
 
-    def migrate_without_core(self, text: str, versions: Versions, refused: str) -> Migration:
+    def migrate_without_core(self, text: str, versions: Versions, refusal_reason: str) -> Migration:
         """Return the migration of the module with its core left by hand."""
-        return migrate_text(text, self._around, versions, alone=self._alone, refused=refused)
+        return migrate_text(
+            text,
+            self._around,
+            versions,
+            ignores_other_files=self._ignores_other_files,
+            refusal_reason=refusal_reason,
+        )
 
 
-def _migration_of_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refused: str) -> Migration:
+def _migration_of_rewrite(
+    text: str, rewrite: _ModuleRewrite, versions: Versions, refusal_reason: str
+) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
     new = (
         _join_equal_scaling_branches(simplify_constant_conditions(rewrite.edits.edited_text()))
@@ -406,7 +422,7 @@ def _migration_of_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions
     )
     if new != text and _imports_torch_lazily(rewrite.module):
         lazy = _import_torch_lazily(new, rewrite.torch)
-        if lazy is None and not refused:
+        if lazy is None and not refusal_reason:
             return rewrite.migrate_without_core(text, versions, LAZY)
         new = lazy or new
     findings = rewrite.findings
@@ -423,7 +439,9 @@ def _migration_of_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions
     return Migration(new, findings, uses, left, rewrite.is_whole, rewrite.core)
 
 
-def _move_bce_outside_autocast(text: str, new: str, versions: Versions) -> tuple[str, list[Finding], int]:
+def _move_bce_outside_autocast(
+    text: str, new_text: str, versions: Versions
+) -> tuple[str, list[Finding], int]:
     """Put cross entropies of probabilities outside of the autocast that a rewrite has brought about.
 
     Returns:
@@ -433,27 +451,27 @@ def _move_bce_outside_autocast(text: str, new: str, versions: Versions) -> tuple
     from ampcompare.source.lint.run import LintSelection, fixed_text_rest_and_num_fixes
 
     selection = LintSelection(select=("AMP230",), versions=versions)
-    found = check_text(new, selection.reports_code, versions)
+    found = check_text(new_text, selection.reports_code, versions)
     if not found:
-        return new, _notes_on_unseen_bce(text, new, versions), 0
-    lines = origins_of_lines(text, new)
-    fixed, left, _ = fixed_text_rest_and_num_fixes(new, found, selection)
+        return new_text, _notes_on_unseen_bce(text, new_text, versions), 0
+    lines = origins_of_lines(text, new_text)
+    fixed, left, _ = fixed_text_rest_and_num_fixes(new_text, found, selection)
     if left:
-        return new, [], origins_of_lines(text, fixed)[left[0].line]
+        return new_text, [], origins_of_lines(text, fixed)[left[0].line]
     return fixed, [Finding(lines[each.line], 0, NOTE, OUTSIDE) for each in found], 0
 
 
-def _notes_on_unseen_bce(text: str, new: str, versions: Versions) -> list[Finding]:
+def _notes_on_unseen_bce(text: str, new_text: str, versions: Versions) -> list[Finding]:
     """Return a note on a cross entropy of probabilities of which no call is seen, such as in a lambda."""
     from ampcompare.source.lint.read.module import LintModule
     from ampcompare.source.lint.read.update_events import EventKind
 
-    module = LintModule(new, versions)
+    module = LintModule(new_text, versions)
     uses = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute))]
     found = [node.lineno for node in uses if module.resolve(node, follow=False) in CROSS_ENTROPIES]
     if not found or any(True for _ in module.events(EventKind.CROSS_ENTROPY)):
         return []
-    return [Finding(origins_of_lines(text, new)[found[0]], 0, NOTE, UNSEEN)]
+    return [Finding(origins_of_lines(text, new_text)[found[0]], 0, NOTE, UNSEEN)]
 
 
 def _notes_on_bce_in_forward(core: ApexCore) -> list[Finding]:
@@ -475,26 +493,26 @@ def _notes_on_bce_in_forward(core: ApexCore) -> list[Finding]:
 
 
 def _migrate_split_text(
-    text: str, split_text: str, around: Neighbors, versions: Versions, *, alone: bool
+    text: str, split_text: str, around: Neighbors, versions: Versions, *, ignores_other_files: bool
 ) -> Migration:
     """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
     lines = origins_of_lines(text, split_text)
-    result = migrate_text(split_text, around, versions, alone=alone)
+    result = migrate_text(split_text, around, versions, ignores_other_files=ignores_other_files)
     return replace(
         result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings})
     )
 
 
 def _migration_with_lines_as_they_are(
-    module: Module, names: ModuleImports, around: Neighbors, left: Migration
+    module: Module, names: ModuleImports, around: Neighbors, migration_of_split_text: Migration
 ) -> Migration:
     """Return a module whose core is left by hand, as it is, under the findings of one with more lines."""
-    own = _ModuleRewrite(module, names, around, LATEST, alone=True)
+    own = _ModuleRewrite(module, names, around, LATEST, ignores_other_files=True)
     own.rewrite_core("")  # says the same at the places of this text, mostly
-    findings = own.findings if not own.is_whole else left.findings
+    findings = own.findings if not own.is_whole else migration_of_split_text.findings
     edits = Edits(module)
     _put_comments_above_left_by_hand(module, edits, findings)
-    return replace(left, text=edits.edited_text(), findings=sorted(set(findings)))
+    return replace(migration_of_split_text, text=edits.edited_text(), findings=sorted(set(findings)))
 
 
 def _notes_on_checks_for_apex(module: Module, names: ModuleImports, edits: Edits) -> list[Finding]:
@@ -552,7 +570,7 @@ def _names_grad_scaler(module: Module) -> bool:
 
 def _is_core_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
     """Return whether the core of another file of a project is rewritten, or is so already."""
-    return migrate_text(module.text, Neighbors(path, around.imports), alone=True).whole
+    return migrate_text(module.text, Neighbors(path, around.imports), ignores_other_files=True).whole
 
 
 def _refuse_name_rebound_by_star(index: Index, node: ast.Name | ast.Attribute) -> None:
@@ -720,13 +738,13 @@ def _keep_names_for_others(
     module: Module,
     names: ModuleImports,
     around: Neighbors,
-    needed: set[str],
+    needed_names: set[str],
     twins: dict[tuple[ast.stmt, str], str],
 ) -> list[Finding]:
     """Keep the names that other modules import from this one; layers of torch with the same arguments take their place.
 
     Args:
-        needed: names of Apex that remain, which gets more.
+        needed_names: names of Apex that remain, which gets more.
         twins: full names in torch of what is imported, by statement and name in Apex's module, which gets more.
     """
     own = {
@@ -737,7 +755,7 @@ def _keep_names_for_others(
     waiting = {
         name
         for name, (statement, alias) in own.items()
-        if name not in needed and (statement, alias.name) not in twins
+        if name not in needed_names and (statement, alias.name) not in twins
     }
     lists = (each for each in module.top.values.get("__all__", []) if isinstance(each, (ast.List, ast.Tuple)))
     listed = {one.value for each in lists for one in each.elts if isinstance(one, ast.Constant)}
@@ -756,7 +774,7 @@ def _keep_names_for_others(
         if full in LAYERS:
             twins[(statement, alias.name)] = IMPORTED[full]
             continue
-        needed.add(name)
+        needed_names.add(name)
         if full.startswith(REMOVED):
             message = f"{around.relative_path_of(other)} has {name} from here; migrate it, then remove this"
             findings.append(Finding.of_node(statement, BY_HAND, message))
@@ -775,14 +793,14 @@ def _rewrite_imports(
     module: Module,
     names: ModuleImports,
     edits: Edits,
-    needed: set[str],
+    needed_names: set[str],
     twins: dict[tuple[ast.stmt, str], str],
 ) -> None:
     """Rewrite the imports."""
-    stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
+    stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed_names)
     gone: set[ast.stmt] = set()
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines, complete = _new_imports_and_is_apex_gone(statement, needed, twins, stars)
+        lines, complete = _new_imports_and_is_apex_gone(statement, needed_names, twins, stars)
         if complete and not lines:
             gone.add(statement)
             edits.remove(statement)
@@ -797,7 +815,7 @@ def _rewrite_imports(
 
 def _new_imports_and_is_apex_gone(
     statement: ImportNode,
-    needed: set[str],
+    needed_names: set[str],
     twins: dict[tuple[ast.stmt, str], str],
     stars: bool,
 ) -> tuple[list[str] | None, bool]:
@@ -812,7 +830,7 @@ def _new_imports_and_is_apex_gone(
         elif twin is not None:
             package, _, name = twin.rpartition(".")
             lines.append(f"from {package} import {name}" + (f" as {local}" if local != name else ""))
-        elif (alias.name == "*" and stars) or local in needed:
+        elif (alias.name == "*" and stars) or local in needed_names:
             kept.append(alias)
     foreign = isinstance(statement, ast.Import) and all(each.name.split(".")[0] not in APEX for each in kept)
     complete = not kept or foreign

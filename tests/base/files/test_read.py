@@ -39,9 +39,9 @@ def test_what_is_no_regular_file(path: str, text: str) -> None:
 def test_size_and_encoding(tmp_path: Path) -> None:
     """A file above the limit is not read, and one that is not UTF-8 is refused with the place."""
     (tmp_path / "a").write_text("x" * 11)
-    assert read_text(tmp_path / "a", most=11) == "x" * 11
+    assert read_text(tmp_path / "a", max_bytes=11) == "x" * 11
     with pytest.raises(FileFault, match="it has more than the 10 bytes that are read"):
-        read_text(tmp_path / "a", most=10)
+        read_text(tmp_path / "a", max_bytes=10)
     (tmp_path / "b").write_bytes(b"ab\xff")
     with pytest.raises(FileFault, match="not text in UTF-8 \\(byte 2\\)"):
         read_text(tmp_path / "b")

@@ -129,7 +129,9 @@ def test_a_process_reads_its_own_version_and_none_of_another_sandbox(tmp_path: P
 
 
 def test_shared_paths_are_the_real_ones(tmp_path: Path, project: Path) -> None:
-    with open_sandbox(tmp_path / "store", shared=[project / "data", project / "checkpoint.pt"]) as sandbox:
+    with open_sandbox(
+        tmp_path / "store", shared_paths=[project / "data", project / "checkpoint.pt"]
+    ) as sandbox:
         run(sandbox, "open('data/input.csv', 'w').write('x'); open('checkpoint.pt', 'w').write('y')")
     assert (project / "data/input.csv").read_text() == "x"
     assert (project / "checkpoint.pt").read_text() == "y"
@@ -208,7 +210,9 @@ def test_a_file_too_large_for_a_copy_is_named_before_the_start(
     with pytest.raises(ConfigError, match=r"checkpoint.pt .* is too large to protect.*--allow-writes"):
         with open_sandbox(tmp_path / "store"):
             pass
-    with open_sandbox(tmp_path / "store", shared=[project / "checkpoint.pt", project / "data"]) as sandbox:
+    with open_sandbox(
+        tmp_path / "store", shared_paths=[project / "checkpoint.pt", project / "data"]
+    ) as sandbox:
         assert run(sandbox, "assert open('checkpoint.pt').read()") == 0
     assert mtime_and_size(tmp_path) == before
 

@@ -127,7 +127,7 @@ GRADSCALER = {
 def test_what_a_gradscaler_has_and_apex_has_not() -> None:
     """Factors, interval, a count past Apex's window and a scale above its ceiling are each listed once."""
     lost: list[str] = []
-    state = apex_state_from_grad_scalers([GRADSCALER, {}], level="O1", lost=lost, changed=[])
+    state = apex_state_from_grad_scalers([GRADSCALER, {}], level="O1", lost_lines=lost, changed_lines=[])
     assert state["loss_scaler0"] == {"loss_scale": 2.0**25, "unskipped": 1999}
     assert state["loss_scaler1"] == {"loss_scale": 65536.0, "unskipped": 0}
     assert [line.split()[0] for line in lost] == [
@@ -146,7 +146,9 @@ def test_several_scalers_and_a_static_one() -> None:
         "loss_scaler0": {"loss_scale": 64.0, "unskipped": 1999},
         "loss_scaler1": {"loss_scale": 128.0, "unskipped": 7777},
     }
-    first, second = grad_scaler_states_from_apex(states, level="O1", static=None, lost=lost, changed=[])
+    first, second = grad_scaler_states_from_apex(
+        states, level="O1", static=None, lost_lines=lost, changed_lines=[]
+    )
     assert (first["_growth_tracker"], first["growth_interval"]) == (1999, 2000)
     assert (second["_growth_tracker"], second["growth_interval"]) == (0, 2**31 - 1)
     assert [line.partition(":")[0] for line in lost] == ["whether the scale is static", "2 loss scalers"]

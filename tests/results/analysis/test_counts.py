@@ -34,7 +34,7 @@ def _effect(differences: NDArray[np.float64] | list[int]) -> Effect:
 def _effect_of(differences: tuple[int, ...]) -> Effect:
     reference = [324 / IMAGES] * len(differences)
     arm = [one + difference / IMAGES for one, difference in zip(reference, differences, strict=True)]
-    effect = paired_effect(arm, reference, least_spread_of_accuracies(IMAGES), rounded=True)
+    effect = paired_effect(arm, reference, least_spread_of_accuracies(IMAGES), is_rounded=True)
     return replace(effect, margin_error=standard_error_against_margin(arm, reference, 0.0), step=1 / IMAGES)
 
 

@@ -42,7 +42,10 @@ class ScriptForkServer:
             LaunchError: no process can be started.
         """
         store = folder.parent / f"{folder.name}.store"
-        with open_sandbox(store, shared=[folder], roots=[root]) as sandbox, open(os.devnull, "wb") as null:
+        with (
+            open_sandbox(store, shared_paths=[folder], roots=[root]) as sandbox,
+            open(os.devnull, "wb") as null,
+        ):
             environment = {**os.environ, **ONE_THREAD, **sandbox.environment}
             try:
                 self._server.wait_until_ready(lambda: False)

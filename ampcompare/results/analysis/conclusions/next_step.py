@@ -67,14 +67,14 @@ def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]
 def _all_next_steps(
     comparison: Comparison,
     by_arm: Mapping[str, Sequence[RunRecord]],
-    typed: CompareCommandLine | None,
+    command_line: CompareCommandLine | None,
     next_error_rate: float,
 ) -> Iterator[NextStep]:
     rows = [row for row in comparison.arms if row.arm != comparison.reference]
-    if typed is not None:
-        yield from _next_step_for_missing_runs(comparison, typed)
+    if command_line is not None:
+        yield from _next_step_for_missing_runs(comparison, command_line)
     reference = by_arm.get(comparison.reference, [])
-    blocked = _next_step_for_unusable_reference(comparison, reference, typed)
+    blocked = _next_step_for_unusable_reference(comparison, reference, command_line)
     if blocked:
         yield blocked
     yield from _next_steps_after_failure(comparison, by_arm, typed)
@@ -85,24 +85,26 @@ def _all_next_steps(
             yield _next_step_to_explain_arm(
                 by_arm[row.arm], f"see what to write in a training script for {row.arm}"
             )
-    if typed is not None:
-        yield from _next_steps_with_more_seeds(comparison, rows, typed, next_error_rate)
-    yield from _next_steps_after_divergence(comparison, by_arm, typed)
-    yield from _next_steps_after_skipped_steps(comparison, by_arm, typed)
-    if typed is not None:
-        yield from _next_steps_to_measure_time(rows, typed)
+    if command_line is not None:
+        yield from _next_steps_with_more_seeds(comparison, rows, command_line, next_error_rate)
+    yield from _next_steps_after_divergence(comparison, by_arm, command_line)
+    yield from _next_steps_after_skipped_steps(comparison, by_arm, command_line)
+    if command_line is not None:
+        yield from _next_steps_to_measure_time(rows, command_line)
 
 
 def _next_step_to_explain_arm(records: Sequence[RunRecord], why: str) -> NextStep:
     return NextStep(command=shlex.join(["ampcompare", "explain", records[0].config.arm]), why=why)
 
 
-def _next_step_for_missing_runs(comparison: Comparison, typed: CompareCommandLine) -> Iterator[NextStep]:
+def _next_step_for_missing_runs(
+    comparison: Comparison, command_line: CompareCommandLine
+) -> Iterator[NextStep]:
     missing = comparison.missing_cells
     # of more seeds there are copies too; the headline has the remedy
     if missing and not comparison.only_copies:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
-        yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
+        yield NextStep(command=str(command_line), why=f"finish {runs}; the others are kept")
 
 
 def _next_steps_after_failure(
@@ -160,25 +162,25 @@ def _next_step_rerunning_in_foreground(record: RunRecord) -> NextStep:
 
 
 def _next_step_for_unusable_reference(
-    comparison: Comparison, records: Sequence[RunRecord], typed: CompareCommandLine | None
+    comparison: Comparison, records: Sequence[RunRecord], command_line: CompareCommandLine | None
 ) -> NextStep | None:
     """Return what to change where the reference gives nothing to compare with."""
     # which sets its own learning rate
-    if typed is None or not records or records[0].config.script is not None:
+    if command_line is None or not records or records[0].config.script is not None:
         return None
     recipe = records[0].config.recipe
     name = comparison.reference
     if all(record.status == "diverged" for record in records):
         lr = f"{min(recipe.optimizer.lr / 10, MAX_LR):g}"
         return NextStep(
-            command=str(typed.with_option("--lr", lr).with_own_run_directory(f"lr-{lr}")),
+            command=str(command_line.with_option("--lr", lr).with_own_run_directory(f"lr-{lr}")),
             why=f"{name} itself diverged; try a lower learning rate",
         )
     if not learned_nothing_verdict(records):
         return None
     epochs = str(max(10, 3 * recipe.epochs))
     longer = (
-        typed.with_option("--max-steps", None)
+        command_line.with_option("--max-steps", None)
         .with_option("--epochs", epochs)
         .with_own_run_directory(f"epochs-{epochs}")
     )
@@ -187,14 +189,17 @@ def _next_step_for_unusable_reference(
 
 
 def _next_steps_with_more_seeds(
-    comparison: Comparison, rows: Sequence[ArmSummary], typed: CompareCommandLine, next_error_rate: float
+    comparison: Comparison,
+    rows: Sequence[ArmSummary],
+    command_line: CompareCommandLine,
+    next_error_rate: float,
 ) -> Iterator[NextStep]:
     """Yield the seeds that give a verdict, within the looks that are left."""
     if comparison.only_copies:  # of more seeds too
         return
     planned = {int(cell.rpartition("@")[2]) for cell in comparison.order}
     seeds = sorted({*comparison.seeds, *planned})
-    if not rows or not seeds or typed.value_of_option("--seeds") == "auto":
+    if not rows or not seeds or command_line.value_of_option("--seeds") == "auto":
         return
     few = [row for row in rows if "few seeds" in (row.quality.kind, row.quality.among)]
     more = {
@@ -210,7 +215,7 @@ def _next_steps_with_more_seeds(
         what = f"to decide on {names_text(settled)}: {noun} at most"
     elif comparison.look and not next_error_rate and any(row.quality.kind in OPEN for row in rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
-        again = typed.with_option("--seeds", format_ranges(fresh))
+        again = command_line.with_option("--seeds", format_ranges(fresh))
         yield NextStep(
             command=str(again.with_own_run_directory("again", same_recipe=True)),
             why="no look is left at these runs; other seeds in another run directory are a new comparison",
@@ -219,17 +224,19 @@ def _next_steps_with_more_seeds(
     else:
         return
     wanted = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + count)]
-    yield NextStep(command=str(typed.with_option("--seeds", format_ranges(wanted))), why=what)
+    yield NextStep(command=str(command_line.with_option("--seeds", format_ranges(wanted))), why=what)
 
 
 def _next_steps_after_divergence(
-    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: CompareCommandLine | None
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], command_line: CompareCommandLine | None
 ) -> Iterator[NextStep]:
     arms = [row.arm for row in comparison.arms if row.diverged and by_arm.get(row.arm)]
     by_eps = [arm for arm in arms if EPS in proven_divergence_cause(by_arm[arm])]
-    if by_eps and typed is not None:
+    if by_eps and command_line is not None:
         yield NextStep(
-            command=str(typed.with_option("--eps", SAFE_EPS).with_own_run_directory(f"eps-{SAFE_EPS}")),
+            command=str(
+                command_line.with_option("--eps", SAFE_EPS).with_own_run_directory(f"eps-{SAFE_EPS}")
+            ),
             why=f"an eps that fp16 can hold, for {names_text(by_eps)}",
         )
     for arm in [arm for arm in arms if arm not in by_eps and arm != comparison.reference][:1]:
@@ -239,8 +246,8 @@ def _next_steps_after_divergence(
             if (step := _first_bad_training_step(one)) is not None
         ]
         step, seed = min(lost, default=(None, 0))
-        if typed is not None and typed.script and step is not None and step <= MAX_WATCHED:
-            command = typed.command_to_diagnose(arm, seed, step)
+        if command_line is not None and command_line.script and step is not None and step <= MAX_WATCHED:
+            command = command_line.command_to_diagnose(arm, seed, step)
             yield NextStep(command=command, why=f"find where {arm} overflows, and try what cures it")
         else:
             yield _next_step_to_explain_arm(
@@ -249,15 +256,15 @@ def _next_steps_after_divergence(
 
 
 def _next_steps_after_skipped_steps(
-    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: CompareCommandLine | None
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], command_line: CompareCommandLine | None
 ) -> Iterator[NextStep]:
     """Yield what finds the place that overflows at every loss scale, of the arm that skips the most steps."""
     found = arms_that_skip_most_steps(by_arm)
     found.pop(comparison.reference, None)
-    if typed is None or not typed.script or not found:
+    if command_line is None or not command_line.script or not found:
         return
     arm = max(found, key=lambda one: found[one].summary.skipped_steps)
-    command = typed.command_to_diagnose(arm, found[arm].config.recipe.seed, 0)
+    command = command_line.command_to_diagnose(arm, found[arm].config.recipe.seed, 0)
     yield NextStep(command=command, why=f"find what overflows under {arm}, whose steps were skipped")
 
 
@@ -269,13 +276,17 @@ def _first_bad_training_step(record: RunRecord) -> int | None:
     return record.summary.first_nonfinite_loss_step if found is None else found
 
 
-def _next_steps_to_measure_time(rows: Sequence[ArmSummary], typed: CompareCommandLine) -> Iterator[NextStep]:
+def _next_steps_to_measure_time(
+    rows: Sequence[ArmSummary], command_line: CompareCommandLine
+) -> Iterator[NextStep]:
     kinds = [row.time.kind for row in rows]
     if "emulated" in kinds:
-        on_gpu = typed.with_option("--device", "cuda").with_own_run_directory("gpu", same_recipe=True)
+        on_gpu = command_line.with_option("--device", "cuda").with_own_run_directory("gpu", same_recipe=True)
         yield NextStep(command=str(on_gpu), why="on a machine with a GPU: measure step time and memory")
     elif "invalid" in kinds:
-        timed = typed.with_option("--timing-rounds", "3").with_own_run_directory("timed", same_recipe=True)
+        timed = command_line.with_option("--timing-rounds", "3").with_own_run_directory(
+            "timed", same_recipe=True
+        )
         yield NextStep(command=str(timed), why="on an idle machine: time all arms in turns")
 
 

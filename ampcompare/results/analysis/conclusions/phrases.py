@@ -55,15 +55,15 @@ def names_text(arms: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _phrase_for_many_arms(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
+def _phrase_for_many_arms(arms: Sequence[str], everyone: Sequence[str], named_arms: Collection[str]) -> str:
     """Return `all five arms`, `all but a` or `the other five arms` of many; "" where they are to be named."""
     if len(arms) > 2 and set(arms) == set(everyone):
         return f"all {number_word(len(arms))} arms"
     left = [arm for arm in everyone if arm not in arms]
     if len(arms) > MAX_NAMED and left:
-        if set(left) <= set(said):
+        if set(left) <= set(named_arms):
             return f"the other {number_word(len(arms))} arms"
-        if len(left) <= MAX_LEFT and not set(left) & set(said):
+        if len(left) <= MAX_LEFT and not set(left) & set(named_arms):
             return f"all but {names_text(left)}"
     return ""
 

@@ -120,10 +120,10 @@ def quality_effect(
     floor = least_plausible_spread_of_scores(metric, min(samples), [*arm, *reference], step)
     early = [not pilot or seed in pilot for seed in seeds]
     if not pilot and any(start_difference_reason(*pair) for pair in pairs):
-        return unpaired_effect(arm, reference, floor, rounded=True)
+        return unpaired_effect(arm, reference, floor, is_rounded=True)
     if not any(early):
         return None
-    effect = two_stage_effect(arm, reference, early, floor, rounded=True)
+    effect = two_stage_effect(arm, reference, early, floor, is_rounded=True)
     if not metric.is_count:
         return effect_in_spacings(effect, step)
     ours, theirs = values_of_pilot(arm, early), values_of_pilot(reference, early)
@@ -197,16 +197,16 @@ def evaluation_precision_rows(
 
 
 def _evaluation_precision_row(
-    arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric
+    arm: str, evaluated_runs: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric
 ) -> PrecisionRow:
-    _, first = evaluated[0]
+    _, first = evaluated_runs[0]
     measured: list[tuple[float, float, PrecisionResult]] = []
-    for record, result in evaluated:
+    for record, result in evaluated_runs:
         value = result.values.get(metric.name)
-        own = _value_in_own_precision(record, averaged=first.averaged)
+        own = _value_in_own_precision(record, uses_averaged_weights=first.averaged)
         if value is not None and own is not None:
             measured.append((value, own, result))
-    errors = [result.error for _, result in evaluated if result.error]
+    errors = [result.error for _, result in evaluated_runs if result.error]
     row = PrecisionRow(
         arm=arm, precision=first.precision, averaged=first.averaged, half=first.half, runs=len(measured),
         error=errors[0] if errors else "",
@@ -246,17 +246,17 @@ def _difference_interval(
         here,
         there,
         least_plausible_spread_of_scores(metric, samples, [*here, *there]),
-        rounded=metric.is_count,
+        is_rounded=metric.is_count,
     )
     bounds = interval_if_testable(effect, 1 - ERROR_RATE)
     return [None, None] if bounds is None else [*sorted(map(metric.difference_from_score_difference, bounds))]
 
 
-def _value_in_own_precision(record: RunRecord, *, averaged: bool) -> float | None:
+def _value_in_own_precision(record: RunRecord, *, uses_averaged_weights: bool) -> float | None:
     last = record.summary.epochs[-1] if record.summary.epochs else None
     if last is None:
         return None
-    return last.ema_value if averaged else last.value
+    return last.ema_value if uses_averaged_weights else last.value
 
 
 def _mean_of_finite_values(values: Iterable[float | None]) -> float | None:

@@ -17,7 +17,7 @@ FIRST_SHARE = 0.8
 PLANNED_SHARE = 0.9
 
 
-def error_rate_of_next_look(looks: Sequence[Look], planned: int | None) -> float:
+def error_rate_of_next_look(looks: Sequence[Look], planned_looks: int | None) -> float:
     """Return what the next look may spend; all together spend at most `ERROR_RATE`.
 
     Left open, the first look spends 80 % of it, since most comparisons are looked at once, and each later one half of
@@ -26,16 +26,16 @@ def error_rate_of_next_look(looks: Sequence[Look], planned: int | None) -> float
 
     Args:
         looks: those before, with what each has spent.
-        planned: how many looks were announced; None if that was left open.
+        planned_looks: how many looks were announced; None if that was left open.
 
     Returns:
         An error rate, such as 0.04; 0 where no look is left.
     """
     spent = [look.error_rate for look in looks if look.number]
     number, left = len(spent) + 1, max(0.0, ERROR_RATE - math.fsum(spent))
-    if planned is None:
+    if planned_looks is None:
         return left / 2 if spent else FIRST_SHARE * ERROR_RATE
-    if number > planned:
+    if number > planned_looks:
         return 0.0
-    share = PLANNED_SHARE if planned > 1 else 1.0
-    return min(left, share * ERROR_RATE * (number**2 - (number - 1) ** 2) / planned**2)
+    share = PLANNED_SHARE if planned_looks > 1 else 1.0
+    return min(left, share * ERROR_RATE * (number**2 - (number - 1) ** 2) / planned_looks**2)

@@ -76,19 +76,19 @@ def least_spread_of_float32(values: Sequence[float]) -> float:
 
 
 def paired_effect(
-    arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False
+    arm: Sequence[float], reference: Sequence[float], floor: float, *, is_rounded: bool = False
 ) -> Effect:
     """Return the effect over pairs, by Student's t on the differences.
 
     Args:
         floor: least spread of a difference, above 0, from the resolution of what was measured.
-        rounded: whether values are counts, or printed with few digits, and their rounding has the spread `floor`, which
-            is then added to that of the differences: otherwise 7 % of equal arms have a winner.
+        is_rounded: whether values are counts, or printed with few digits, and their rounding has the spread `floor`,
+            which is then added to that of the differences: otherwise 7 % of equal arms have a winner.
     """
     differences = [a - b for a, b in zip(arm, reference, strict=True)]
     count = len(differences)
     shown = statistics.stdev(differences) if count > 1 else 0.0
-    spread = math.hypot(floor, shown) if rounded else max(floor, shown)
+    spread = math.hypot(floor, shown) if is_rounded else max(floor, shown)
     return Effect(statistics.fmean(differences), spread, spread / math.sqrt(count), count - 1, count)
 
 
@@ -98,7 +98,7 @@ def two_stage_effect(
     pilot: Sequence[bool],
     floor: float,
     *,
-    rounded: bool = False,
+    is_rounded: bool = False,
 ) -> Effect:
     """Return the effect over all pairs with the spread and the degrees of freedom of a pilot that set their number.
 
@@ -106,11 +106,11 @@ def two_stage_effect(
 
     Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
     """
-    whole = paired_effect(arm, reference, floor, rounded=rounded)
+    whole = paired_effect(arm, reference, floor, is_rounded=is_rounded)
     if all(pilot):
         return whole
     ours, theirs = values_of_pilot(arm, pilot), values_of_pilot(reference, pilot)
-    first = paired_effect(ours, theirs, floor, rounded=rounded)
+    first = paired_effect(ours, theirs, floor, is_rounded=is_rounded)
     return Effect(whole.mean, first.spread, first.spread / math.sqrt(whole.pairs), first.freedom, whole.pairs)
 
 
@@ -125,12 +125,12 @@ def values_of_pilot(values: Sequence[float], pilot: Sequence[bool]) -> list[floa
 
 
 def unpaired_effect(
-    arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False
+    arm: Sequence[float], reference: Sequence[float], floor: float, *, is_rounded: bool = False
 ) -> Effect:
     """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom."""
     counts = len(arm), len(reference)
     shown = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (arm, reference)]
-    variances = [floor**2 / 2 + each if rounded else max(floor**2 / 2, each) for each in shown]
+    variances = [floor**2 / 2 + each if is_rounded else max(floor**2 / 2, each) for each in shown]
     return welch_effect(statistics.fmean(arm) - statistics.fmean(reference), variances, counts)
 
 

@@ -283,14 +283,17 @@ def _text_of_backward_only_16bit_types(ledger: Ledger) -> str:
     return f"{' and '.join(alone)} {why}" if alone else ""
 
 
-def _are_linears_in_declared_format(role: str, declared: str, ledger: Ledger) -> bool:
+def _are_linears_in_declared_format(role: str, declared_format: str, ledger: Ledger) -> bool:
     """Return whether linear layers multiplied in the declared format, but those in bf16, and no gradient got lost."""
     if not ledger.forward or ledger.unseen:
         return True
     found = {one.format for one in ledger.linear if one.role == role}
-    if any(name.endswith(f" {role}") for name in ledger.lost_gradients) or not found <= {declared, "bf16"}:
+    if any(name.endswith(f" {role}") for name in ledger.lost_gradients) or not found <= {
+        declared_format,
+        "bf16",
+    }:
         return False
-    if declared in found:
+    if declared_format in found:
         return True
     # No layer but those that are kept may have this gradient: the first one's input needs none.
     in_bf16 = {name for one in ledger.linear if one.role == role for name in one.layers}
@@ -347,13 +350,15 @@ def _share_percent_text(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _fits_declared_type(declared: str, types: Mapping[str, float], kept_types: Collection[str]) -> bool:
+def _fits_declared_type(declared_type: str, types: Mapping[str, float], kept_types: Collection[str]) -> bool:
     """Return whether what was seen is of the declared type, or fp32 in what is kept; nothing seen fits.
 
     Other types than those of arms are of a model in fp64, or of an optimizer with a state of its own form.
     """
     found = {name for name in types if name in FLOATS}
-    return not found or (found <= {declared, *kept_types} and (declared in found or bool(kept_types)))
+    return not found or (
+        found <= {declared_type, *kept_types} and (declared_type in found or bool(kept_types))
+    )
 
 
 def _has_products_in_declared_type(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:

@@ -70,13 +70,17 @@ def _has_metric_without_ratio(record: RunRecord) -> bool:
     return record.config.script is not None and is_finite and not is_score(value, record.metric)
 
 
-def _why_no_better_than_chance(metric: Metric, last: EpochResult) -> str:
-    value, chance = last.value, last.chance
+def _why_no_better_than_chance(metric: Metric, last_evaluation: EpochResult) -> str:
+    value, chance = last_evaluation.value, last_evaluation.chance
     if not is_score(value, metric):
         return f"{metric.name} {metric.value_text_without_unit(value)}"
     if chance is None:
         return ""
-    spread = CHANCE_DEVIATIONS * math.sqrt(chance * (1 - chance) / last.samples) if metric.is_count else 0.0
+    spread = (
+        CHANCE_DEVIATIONS * math.sqrt(chance * (1 - chance) / last_evaluation.samples)
+        if metric.is_count
+        else 0.0
+    )
     if metric.score(value) > metric.score(chance) + spread:
         return ""
     decimals = min(1, metric.decimals) if metric.is_count else None
@@ -238,18 +242,18 @@ def _loss_with_nan_as_largest(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _z_score_of_rank_test(early: Sequence[float], late: Sequence[float]) -> float:
+def _z_score_of_rank_test(early_losses: Sequence[float], late_losses: Sequence[float]) -> float:
     """Return the normal deviate of Mann and Whitney's U, large where early losses are above late ones.
 
     Ranks, because one spike of a loss would hide a fall from a test of means.
     """
-    ranked = sorted(map(_loss_with_nan_as_largest, late))
+    ranked = sorted(map(_loss_with_nan_as_largest, late_losses))
     above = sum(
         (bisect_left(ranked, one) + bisect_right(ranked, one)) / 2
-        for one in map(_loss_with_nan_as_largest, early)
+        for one in map(_loss_with_nan_as_largest, early_losses)
     )
-    product = len(early) * len(late)
-    return (above - product / 2) / math.sqrt(product * (len(early) + len(late) + 1) / 12)
+    product = len(early_losses) * len(late_losses)
+    return (above - product / 2) / math.sqrt(product * (len(early_losses) + len(late_losses) + 1) / 12)
 
 
 def first_divergence_phrase(records: Sequence[RunRecord]) -> str:

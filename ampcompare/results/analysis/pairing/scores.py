@@ -129,32 +129,34 @@ def spacing_of_last_digit(value: float) -> float:
     return 10.0 ** min(0, int(exponent))
 
 
-def largest_common_spacing(values: Sequence[float], printed: float) -> float:
+def largest_common_spacing(values: Sequence[float], printed_spacing: float) -> float:
     """Return the largest step of which all values are multiples, up to rounding; at least the printed one.
 
     Tried are multiples of the printed step, and 100 / N: shares of N samples, in percent or of 1. Values that scatter
     over many steps are multiples of a larger one only by chance, and then of one that is small against their spread.
 
     Args:
-        printed: step of the last printed digit; 0 where values are not rounded.
+        printed_spacing: step of the last printed digit; 0 where values are not rounded.
     """
     distinct = sorted(set(values))
     gaps = [b - a for a, b in itertools.pairwise(distinct)]
     largest = max(map(abs, distinct), default=0.0)
-    error = max(printed / 2, largest * FLOAT32_STEP / 2) * (1 + 1e-6)
+    error = max(printed_spacing / 2, largest * FLOAT32_STEP / 2) * (1 + 1e-6)
     gaps = [gap for gap in gaps if gap > 1.5 * error]  # others are equal up to rounding
     if not gaps:
-        return printed
+        return printed_spacing
     return max(
-        printed, _greatest_common_divisor(distinct, printed), _spacing_of_shares(distinct, min(gaps), error)
+        printed_spacing,
+        _greatest_common_divisor(distinct, printed_spacing),
+        _spacing_of_shares(distinct, min(gaps), error),
     )
 
 
-def _greatest_common_divisor(values: Sequence[float], printed: float) -> float:
+def _greatest_common_divisor(values: Sequence[float], printed_spacing: float) -> float:
     """Return the greatest common divisor of values that were printed with so many digits."""
-    if not printed or max(map(abs, values)) / printed > MAX_TICKS:
+    if not printed_spacing or max(map(abs, values)) / printed_spacing > MAX_TICKS:
         return 0.0
-    return math.gcd(*(round(value / printed) for value in values)) * printed
+    return math.gcd(*(round(value / printed_spacing) for value in values)) * printed_spacing
 
 
 def _spacing_of_shares(values: Sequence[float], gap: float, error: float) -> float:

@@ -177,7 +177,7 @@ def _lines_on_what_was_trained(record: RunRecord) -> list[str]:
     ]
 
 
-def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]:
+def _overview_legend(comparison: Comparison, shown_heads: Collection[str]) -> list[str]:
     """Return a few lines: what the verdicts of the one table go by, and what the columns that it shows mean."""
     others = [row for row in comparison.arms if row.arm != comparison.reference]
     if not others:
@@ -208,9 +208,9 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
         f"Δ and verdict: {against}; {interval}{rate}.{direction} "
         f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
     ]
-    if "rel. time" in shown:
+    if "rel. time" in shown_heads:
         lines[0] += f" rel. time: step time / that of {printable_line(comparison.reference, 60)}."
-    if "Δ tail loss (%)" in shown:
+    if "Δ tail loss (%)" in shown_heads:
         lines.append(
             f"Δ tail loss: training loss over the last fifth of the steps, relative to that of the reference; margin "
             f"±{100 * comparison.loss_margin:g} %, tested separately at the same error rate."
@@ -483,14 +483,14 @@ def _published_row(
         "time, measured": _duration_text(statistics.fmean(walls) if walls else None),
         "epoch, published": _duration_text(published.epoch_seconds),
         "epoch, measured": _duration_text(row.epoch_seconds if row else None),
-        "MiB, published": format_mebibytes(published.peak_bytes, decimals=0, missing=""),
-        "MiB, measured": format_mebibytes(row.peak_bytes if row else None, decimals=0, missing=""),
+        "MiB, published": format_mebibytes(published.peak_bytes, decimals=0, text_if_missing=""),
+        "MiB, measured": format_mebibytes(row.peak_bytes if row else None, decimals=0, text_if_missing=""),
         "remark": printable_line(published.remark, 80),
     }
 
 
 def _percent_text(share: float | None) -> str:
-    return format_percent_number(share, missing="")
+    return format_percent_number(share, text_if_missing="")
 
 
 def _duration_text(seconds: float | None) -> str:
@@ -565,7 +565,7 @@ def _run_values_table(comparison: Comparison) -> Table:
     return Table.for_programs(heads, rows)
 
 
-def _run_values_row(record: RunRecord, others: Sequence[str]) -> list[object]:
+def _run_values_row(record: RunRecord, other_metrics: Sequence[str]) -> list[object]:
     engine, recipe = record.engine, record.config.recipe
     lr = recipe.optimizer.lr if record.config.script is None else None  # a script has its own
     head = [
@@ -579,7 +579,7 @@ def _run_values_row(record: RunRecord, others: Sequence[str]) -> list[object]:
     ]
     names = {metric.identifier: metric.name for metric in record.metrics}
     values = [getattr(record.summary, name) for name in METRIC_FIELDS]
-    values += [record.summary.others_final.get(names.get(tag, "")) for tag in others]
+    values += [record.summary.others_final.get(names.get(tag, "")) for tag in other_metrics]
     hidden = TIMES if invalid_time_reason(record) else ()
     values += [None if name in hidden else getattr(record.summary, name) for name in SUMMARY_FIELDS]
     values += [None if name in hidden else getattr(record.processes, name, None) for name in PROCESS_FIELDS]

@@ -102,10 +102,10 @@ def _ledger_table(rows: Mapping[str, Sequence[RoleComparison]]) -> Table:
     )
 
 
-def _role_cells(roles: Sequence[RoleComparison], shown: Sequence[str]) -> list[Cell]:
+def _role_cells(roles: Sequence[RoleComparison], shown_names: Sequence[str]) -> list[Cell]:
     by_name = {role.name: role for role in roles}
     cells = []
-    for name in shown:
+    for name in shown_names:
         role = by_name.get(name)
         if role is None or not (role.observed or role.differs):
             cells.append(Cell())

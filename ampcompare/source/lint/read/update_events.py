@@ -277,15 +277,17 @@ class EventTracer(CallFollower):
         self._add_event(call, statement, frame, event.kind, subject, target, scaler)
 
     def _record_objects_passed_outside(
-        self, call: ast.Call, full: str, frame: CallFrame, add: Callable[..., None]
+        self, call: ast.Call, full_name: str, frame: CallFrame, add: Callable[..., None]
     ) -> None:
         """Record what a call of something else gets: a scaler, an optimizer, or parameters in another file."""
         for value in argument_values(call):
-            if full.startswith(SCHEDULERS):  # which read the optimizer, and step nothing as they are made
+            if full_name.startswith(
+                SCHEDULERS
+            ):  # which read the optimizer, and step nothing as they are made
                 break
             if self._kinds.kind_of_object(value, frame.scope) in ("scaler", "optimizer"):
                 add(EventKind.OPAQUE, value)
-        if full and OF_GRADIENTS.search(full) and not full.startswith(("torch.", "apex.")):
+        if full_name and OF_GRADIENTS.search(full_name) and not full_name.startswith(("torch.", "apex.")):
             add(EventKind.ELSEWHERE, call.args[0] if call.args else None)
 
     def _add_event(

@@ -180,13 +180,13 @@ def _wraps_unreturned_local_of_callee(wrap: TrainingEvent, event: TrainingEvent)
 
 
 def _rebuilt_optimizer_findings(
-    module: LintModule, event: TrainingEvent, after: list[TrainingEvent]
+    module: LintModule, event: TrainingEvent, later_events: list[TrainingEvent]
 ) -> Iterator[Finding]:
     """Yield the optimizers that replace one that `amp.initialize` has patched."""
     optimizer = dotted_text_of(argument(event.call, "optimizers", 1) or event.call)
-    if not optimizer or any(other.kind is EventKind.INITIALIZE for other in after):
+    if not optimizer or any(other.kind is EventKind.INITIALIZE for other in later_events):
         return
-    for index, other in enumerate(after):
+    for index, other in enumerate(later_events):
         if (
             other.kind is EventKind.NEW_OPTIMIZER
             and other.scope is event.scope
@@ -194,7 +194,7 @@ def _rebuilt_optimizer_findings(
         ):
             scaled = [
                 one
-                for one in after[index:]
+                for one in later_events[index:]
                 if one.kind is EventKind.SCALE_LOSS and one.may_share_run_with(other)
             ]
             if any(one.target == other.subject for one in scaled) or _is_object_returned(optimizer, other):
@@ -437,15 +437,22 @@ def misbound_result_of_initialize(module: LintModule) -> Iterator[Finding]:
                 )
 
 
-def _misnames_optimizer(module: LintModule, call: ast.Call, given_names: list[str], bound: list[str]) -> bool:
+def _misnames_optimizer(
+    module: LintModule, call: ast.Call, given_names: list[str], bound_names: list[str]
+) -> bool:
     """Return whether the optimizer that comes back takes the name of something else, and is used by its old one."""
-    if len(bound) != 2 or bound[0] != given_names[0] or bound[1] == given_names[1] or not bound[1]:
+    if (
+        len(bound_names) != 2
+        or bound_names[0] != given_names[0]
+        or bound_names[1] == given_names[1]
+        or not bound_names[1]
+    ):
         return False
     scope = module.scope_of[call]
-    values = module.values_of(bound[1], scope) or []
+    values = module.values_of(bound_names[1], scope) or []
     used = {dotted_text_of(one.func) for one in module.calls}
     others = [value for value in values if not isinstance(value, ast.Starred)]
-    return bool(others) and f"{given_names[1]}.step" in used and f"{bound[1]}.step" not in used
+    return bool(others) and f"{given_names[1]}.step" in used and f"{bound_names[1]}.step" not in used
 
 
 @register_rule(
@@ -579,10 +586,12 @@ def value_of_literal(node: ast.expr) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def _trains_without_scaling(module: LintModule, behind: Trace, event: TrainingEvent, optimizer: str) -> bool:
+def _trains_without_scaling(
+    module: LintModule, later_events: Trace, event: TrainingEvent, optimizer: str
+) -> bool:
     """Return whether a plain backward pass and a step of an optimizer follow, where it surely is initialized."""
     tail = optimizer.rpartition(".")[2]
-    later = [one for one in behind if one.may_share_run_with(event)]
+    later = [one for one in later_events if one.may_share_run_with(event)]
     if event.scope.owner is not None:  # other methods of the object train
         traces = [trace for trace in module.traces if trace and trace[0].scope.owner is event.scope.owner]
         later += [one for trace in traces for one in trace if one.may_share_run_with(event)]

@@ -327,10 +327,10 @@ def steps_with_foreign_scaled_gradients(module: LintModule) -> Iterator[Finding]
                     yield module.make_finding("AMP125", step.call, shown)
 
 
-def _pending_scale_loss_blocks(before: Trace, step: TrainingEvent) -> list[TrainingEvent]:
+def _pending_scale_loss_blocks(earlier_events: Trace, step: TrainingEvent) -> list[TrainingEvent]:
     """Return the `scale_loss` blocks whose gradients an optimizer may find at its step; none where other passes run."""
     found: list[TrainingEvent] = []
-    for other in reversed([one for one in before if one.may_share_run_with(step)]):
+    for other in reversed([one for one in earlier_events if one.may_share_run_with(step)]):
         outside = other.loops[: len(step.loops)] != step.loops
         own = other.kind in (EventKind.ZERO_GRAD, EventKind.STEP) and other.subject == step.subject
         of_model = other.kind is EventKind.ZERO_GRAD and not OPTIMIZER_NAME.search(other.subject_name)

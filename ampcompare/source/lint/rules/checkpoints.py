@@ -94,14 +94,14 @@ def scale_state_unsaved(module: LintModule) -> Iterator[Finding]:
 
 
 def _needs_scale_of(
-    module: LintModule, maker: ast.Call, save: ast.Call, saved: ast.Dict | ast.Call | None, code: str
+    module: LintModule, maker: ast.Call, save: ast.Call, saved_mapping: ast.Dict | ast.Call | None, code: str
 ) -> bool:
     """Return whether what a call saves belongs to a loss scale that lasts until then, and scaled its steps."""
     if not _saves_training_of_scaler(module, maker, save, of_process=code == "AMP119"):
         return False
     if _is_scaler_new_each_round(module, maker, save):
         return False
-    return code != "AMP226" or not _does_saved_optimizer_step_without_scaler(module, save, saved)
+    return code != "AMP226" or not _does_saved_optimizer_step_without_scaler(module, save, saved_mapping)
 
 
 def _is_scaler_passed_to_saver(module: LintModule) -> bool:
@@ -218,10 +218,10 @@ def _is_scaler_new_each_round(module: LintModule, maker: ast.Call, save: ast.Cal
 
 
 def _does_saved_optimizer_step_without_scaler(
-    module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call | None
+    module: LintModule, call: ast.Call, saved_mapping: ast.Dict | ast.Call | None
 ) -> bool:
     """Return whether the optimizers that a call saves step by themselves, and others by the scaler."""
-    states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
+    states = [node for root in (call, saved_mapping) if root is not None for node in ast.walk(root)]
     owners = [node.value for node in states if isinstance(node, ast.Attribute) and node.attr == "state_dict"]
     names = {
         dotted_text_of(one)

@@ -80,7 +80,7 @@ def _functions_with_gradients(module: LintModule) -> Iterator[tuple[Function, in
                 yield Function(scope), 1, scope.owner
 
 
-def _calls_limiting_gradient_size(function: Function, first: int | None) -> Iterator[ast.Call]:
+def _calls_limiting_gradient_size(function: Function, first_gradient_index: int | None) -> Iterator[ast.Call]:
     """Yield the calls of a function that limit a gradient, one of what it gets, to a size that is no gradient's."""
     node = function.scope.node
     assert isinstance(node, FunctionNode | ast.Lambda)
@@ -88,7 +88,7 @@ def _calls_limiting_gradient_size(function: Function, first: int | None) -> Iter
     bound = sum(len(call.args) - 1 for call in function.given)
     is_method = function.receiver is not None or names[:1] == ["self"]
     names = names[bound + (is_method and names[:1] != ["ctx"]) :]
-    gradients = set(names[:1] if first is None else names[first:])
+    gradients = set(names[:1] if first_gradient_index is None else names[first_gradient_index:])
     gradients |= {node.args.vararg.arg} if node.args.vararg is not None else set()
     nodes = list(own_nodes_of_scope(function.scope))
     for _ in range(MAX_ROUNDS):
@@ -97,7 +97,9 @@ def _calls_limiting_gradient_size(function: Function, first: int | None) -> Iter
         if isinstance(call, ast.Call) and (limited := _limited_tensor_and_bounds(function, call)) is not None:
             tensor, bounds = limited
             is_of_parameter = any(is_gradient(one) for one in ast.walk(tensor))
-            if _name_before_items_and_limits(tensor) in gradients and (first is not None or is_of_parameter):
+            if _name_before_items_and_limits(tensor) in gradients and (
+                first_gradient_index is not None or is_of_parameter
+            ):
                 if _are_fixed_nonzero_bounds(bounds, gradients) and _is_result_returned_or_stored(
                     call, nodes
                 ):

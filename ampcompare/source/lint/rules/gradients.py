@@ -125,22 +125,22 @@ def _latest_scaled_passes(trace: Trace, event: TrainingEvent) -> list[TrainingEv
 
 
 def _steps_with_scaled_gradients(
-    trace: Trace, last: TrainingEvent, event: TrainingEvent
+    trace: Trace, last_pass: TrainingEvent, event: TrainingEvent
 ) -> list[TrainingEvent]:
     """Return the steps that use the gradients of an event, if nothing unscales them between backward pass and event."""
     unscaling = (EventKind.UNSCALE, EventKind.SCALER_STEP, EventKind.STEP, EventKind.UPDATE, EventKind.OPAQUE)
-    if any(other.call is not event.call for other in events_between(trace, last, event, *unscaling)):
+    if any(other.call is not event.call for other in events_between(trace, last_pass, event, *unscaling)):
         return []
     # Which gradients are clipped, and which are unscaled below, is known only of one optimizer.
     optimizers = {other.target for other in trace if other.kind is EventKind.SCALER_STEP}
     steps = []
     for other in trace[trace.index(event) + 1 :]:
-        if not (other.may_share_run_with(event) and other.may_share_run_with(last)):
+        if not (other.may_share_run_with(event) and other.may_share_run_with(last_pass)):
             continue
         unscales = other.kind is EventKind.UNSCALE and event.kind is EventKind.CLIP
         if other.kind is EventKind.BACKWARD or (unscales and len(optimizers) > 1):
             break
-        if other.kind is EventKind.SCALER_STEP and other.subject == last.scaler:
+        if other.kind is EventKind.SCALER_STEP and other.subject == last_pass.scaler:
             steps.append(other)
     return steps
 
@@ -148,7 +148,7 @@ def _steps_with_scaled_gradients(
 def _scaled_gradient_finding(
     module: LintModule,
     event: TrainingEvent,
-    last: TrainingEvent,
+    last_pass: TrainingEvent,
     steps: list[TrainingEvent],
     *,
     may_unscale: bool,
@@ -158,7 +158,7 @@ def _scaled_gradient_finding(
     edits: tuple[Edit, ...] = ()
     names = {(name_in_source(step.subject), name_in_source(step.target)) for step in steps}
     same_place = steps[0].scope is event.scope and steps[0].loops == event.loops
-    known = all(event.facts.get(key) == value for key, value in last.facts.items())
+    known = all(event.facts.get(key) == value for key, value in last_pass.facts.items())
     if event.kind is EventKind.CLIP and len(names) == 1 and same_place and known and may_unscale:
         optimizer = "".join(map(module.source, steps[0].call.args[:1]))
         line = f"{module.source(steps[0].receiver)}.unscale_({optimizer})"
@@ -166,7 +166,7 @@ def _scaled_gradient_finding(
         unscale.insert_above(event.statement, [line])
         edits = unscale.sorted_edits() if module.is_alone_on_lines(event.statement) else ()
     return module.make_finding(
-        code, event.call, f"the gradients are still scaled by `{name_in_source(last.scaler)}`", edits
+        code, event.call, f"the gradients are still scaled by `{name_in_source(last_pass.scaler)}`", edits
     )
 
 

@@ -265,14 +265,14 @@ def _may_be_deprecated_name(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute
 
 
 def _deprecated_use_findings(
-    module: LintModule, node: ast.Name | ast.Attribute, full: str, groups: Mapping[str, tuple[Edit, ...]]
+    module: LintModule, node: ast.Name | ast.Attribute, full_name: str, groups: Mapping[str, tuple[Edit, ...]]
 ) -> Iterator[Finding]:
     """Yield the finding of a name of these packages, with the edits of all uses of the import that binds it."""
-    package, _, last = full.rpartition(".")
+    package, _, last = full_name.rpartition(".")
     base = node if isinstance(node, ast.Name) else node.value
     edits = groups.get(base.id, ()) if isinstance(base, ast.Name) else ()
     if isinstance(node, ast.Attribute):
-        edits = edits or _edits_renaming_device_amp(module, node, full)
+        edits = edits or _edits_renaming_device_amp(module, node, full_name)
     parent = module.parents[node]
     if last in CALLED and isinstance(parent, ast.Call):
         if parent.func is node:
@@ -292,13 +292,13 @@ def is_only_fallback(module: LintModule, node: ast.AST) -> bool:
     return False
 
 
-def _edits_renaming_device_amp(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
+def _edits_renaming_device_amp(module: LintModule, node: ast.Attribute, full_name: str) -> tuple[Edit, ...]:
     """Return the edits of `torch.cuda.amp.NAME`, written out."""
-    package, _, last = full.rpartition(".")
+    package, _, last = full_name.rpartition(".")
     text = dotted_text_of(node)
-    if not text.endswith(f".{full.removeprefix('torch.')}"):
+    if not text.endswith(f".{full_name.removeprefix('torch.')}"):
         return ()
-    head = text.removesuffix(f".{full.removeprefix('torch.')}")
+    head = text.removesuffix(f".{full_name.removeprefix('torch.')}")
     changed = _edits_naming_device(module, node, last, PACKAGES[package])
     return () if changed is None else (*module.replacement_edits(node, f"{head}.amp.{last}"), *changed)
 

@@ -59,7 +59,7 @@ def old_tf32_switch(module: LintModule) -> Iterator[Finding]:
         )
 
 
-def _find_new_switch_statement(module: LintModule, node: ast.expr, full: str) -> str | None:
+def _find_new_switch_statement(module: LintModule, node: ast.expr, full_name: str) -> str | None:
     """Return the statement that does the same as the one around an old switch.
 
     None for any but a plain setting, and where the module knows torch by no name.
@@ -68,12 +68,12 @@ def _find_new_switch_statement(module: LintModule, node: ast.expr, full: str) ->
     torch = _find_name_of_torch(module, node)
     if torch is None:
         return None
-    if isinstance(statement, ast.Assign) and statement.targets == [node] and full in SWITCHES:
+    if isinstance(statement, ast.Assign) and statement.targets == [node] and full_name in SWITCHES:
         if isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, bool):
-            return _setting_text(torch, SWITCHES[full], '"tf32"' if statement.value.value else '"ieee"')
+            return _setting_text(torch, SWITCHES[full_name], '"tf32"' if statement.value.value else '"ieee"')
         test = module.source(statement.value)
         return (
-            _setting_text(torch, SWITCHES[full], f'"tf32" if {test} else "ieee"')
+            _setting_text(torch, SWITCHES[full_name], f'"tf32" if {test} else "ieee"')
             if "\n" not in test
             else None
         )

@@ -365,7 +365,7 @@ def _node_may_clear_for_step(
     step: TrainingEvent,
     node: ast.AST,
     cleared: Cleared,
-    others: set[str],
+    other_optimizers: set[str],
     scopes: set[Scope],
 ) -> bool:
     """Return whether a node that clears gradients may clear those of a step.
@@ -375,12 +375,12 @@ def _node_may_clear_for_step(
         step: of an optimizer.
         node: clears gradients, by `_may_clear_gradients`.
         cleared: what the trace of the step has met.
-        others: optimizers that step in the trace too.
+        other_optimizers: optimizers that step in the trace too.
         scopes: those of the trace.
     """
     if id(node) in cleared:
         return any(
-            _event_may_clear_for_step(module, step, one.subject in others, one.facts)
+            _event_may_clear_for_step(module, step, one.subject in other_optimizers, one.facts)
             for one in cleared[id(node)]
         )
     return _unseen_node_may_clear_for_step(module, step, node, scopes)

@@ -220,17 +220,19 @@ def _optimizer_holds_model(name: str, source: str) -> bool:
     return source == name or source.startswith(f"{name}.")
 
 
-def _does_optimizer_of_cast_step(module: LintModule, new: TrainingEvent, cast: ModelCast) -> bool:
+def _does_optimizer_of_cast_step(module: LintModule, new_optimizer: TrainingEvent, cast: ModelCast) -> bool:
     """Return whether an optimizer steps; by a scaler in bf16 alone, as a scaler refuses fp16 gradients."""
     if cast.kind == "fp16" and _accelerates_in_fp16(module):
         return False
     for trace in module.traces:
-        if new not in trace and not new.subject.startswith("self."):
+        if new_optimizer not in trace and not new_optimizer.subject.startswith("self."):
             continue
         for event in trace:
-            steps = event.kind is EventKind.STEP and event.subject == new.subject
+            steps = event.kind is EventKind.STEP and event.subject == new_optimizer.subject
             scaled = (
-                event.kind is EventKind.SCALER_STEP and event.target == new.subject and cast.kind == "bf16"
+                event.kind is EventKind.SCALER_STEP
+                and event.target == new_optimizer.subject
+                and cast.kind == "bf16"
             )
             if (steps or scaled) and event.may_share_run_with(cast.event):
                 return True

@@ -94,11 +94,11 @@ def adapter_text() -> str:
     return TEMPLATE.read_text(encoding="utf-8")
 
 
-def name_in_adapter_of(full: str) -> str | None:
+def name_in_adapter_of(full_name: str) -> str | None:
     """Return the name in the adapter for a full name of Apex: "" for a module, None for what the adapter lacks."""
-    if full in INNER:
-        return INNER[full]
-    parts = full.split(".")
+    if full_name in INNER:
+        return INNER[full_name]
+    parts = full_name.split(".")
     if parts[0] != "apex":
         return None
     if len(parts) == 1 or (len(parts) == 2 and parts[1] in OFFERED):
@@ -206,19 +206,19 @@ def _redirect_apex_lookups(module: Module, edits: Edits, adapter: str) -> None:
             edits.replace(node, repr(adapter).replace("'", '"'))
 
 
-def _findings_of_missing_names(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[Finding]:
+def _findings_of_missing_names(missing_uses: list[tuple[ast.Name | ast.Attribute, str]]) -> list[Finding]:
     """Return what is said of each thing that the adapter lacks: by hand, unless no version of Apex has it."""
     never = [
         Finding.of_node(node, NOTE, NEVER_THERE.format(full))
-        for node, full in missing
+        for node, full in missing_uses
         if is_unknown_to_every_apex(full)
     ]
-    lacking = [(node, full) for node, full in missing if not is_unknown_to_every_apex(full)]
+    lacking = [(node, full) for node, full in missing_uses if not is_unknown_to_every_apex(full)]
     return never + [Finding.of_node(node, BY_HAND, MISSING.format(full)) for node, full in lacking]
 
 
 def _uses_keeping_apex(
-    missing: list[tuple[ast.Name | ast.Attribute, str]],
+    missing_uses: list[tuple[ast.Name | ast.Attribute, str]],
 ) -> list[tuple[ast.Name | ast.Attribute, str]]:
     """Return what of the things that the adapter lacks keeps the whole file on Apex.
 
@@ -226,9 +226,11 @@ def _uses_keeping_apex(
     steps the optimizers of Apex alone, which must stay with it.
     """
     through_amp = [
-        each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)
+        each
+        for each in missing_uses
+        if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)
     ]
-    return through_amp or [each for each in missing if each[1].endswith("FP16_Optimizer")]
+    return through_amp or [each for each in missing_uses if each[1].endswith("FP16_Optimizer")]
 
 
 def _runs_with_apex_alone(names: ModuleImports, use: ast.Name | ast.Attribute) -> bool:
@@ -303,26 +305,26 @@ def _change_imports_and_find_tries(
     names: ModuleImports,
     edits: Edits,
     adapter: str,
-    missing: list[tuple[ast.Name | ast.Attribute, str]],
-    used: set[str] | None,
+    missing_uses: list[tuple[ast.Name | ast.Attribute, str]],
+    used_names: set[str] | None,
 ) -> list[ast.Try]:
     """Let imports and chains of attributes name the adapter; what it lacks keeps its import.
 
     Returns each `try` of an import that may have failed and cannot any more.
 
     Args:
-        missing: what it lacks.
-        used: names that the module uses; None if all of them are.
+        missing_uses: what it lacks.
+        used_names: names that the module uses; None if all of them are.
     """
     offered = {
         root_name(node)
         for node, full in names.uses
         if name_in_adapter_of(full) is not None and isinstance(node, ast.Attribute)
     }
-    roots = {root_name(node) for node, full in missing if isinstance(node, ast.Attribute)}
+    roots = {root_name(node) for node, full in missing_uses if isinstance(node, ast.Attribute)}
     in_try: dict[ast.Try, dict[ast.stmt, list[str]]] = {}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines = _change_of_import(statement, adapter, used, roots, offered)
+        lines = _change_of_import(statement, adapter, used_names, roots, offered)
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
         new = [*lines.new, *_import_of_kept_names(statement, lines.kept)]
@@ -344,25 +346,27 @@ def _change_imports_and_find_tries(
     return list(in_try)
 
 
-def _apex_availability_question_findings(module: Module, always: Iterable[ast.Try]) -> list[Finding]:
+def _apex_availability_question_findings(
+    module: Module, succeeding_tries: Iterable[ast.Try]
+) -> list[Finding]:
     """Return what is said of questions for the installed package, and for whether Apex is there."""
     by_hand = [Finding.of_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
-    kept = {each: _find_import_that_needs_apex(each) for each in always}
+    kept = {each: _find_import_that_needs_apex(each) for each in succeeding_tries}
     still = [
         Finding.of_node(each, NOTE, STILL_ASKS.format(ast.unparse(one)))
         for each, one in kept.items()
         if one is not None and any(_ways_chosen_in_handler(module, each))
     ]
-    asking = _nodes_asking_for_apex(module, [each for each in always if kept[each] is None])
+    asking = _nodes_asking_for_apex(module, [each for each in succeeding_tries if kept[each] is None])
     put = [Finding.of_node(each, NOTE, REPLACED) for each in places_replacing_apex(module)]
     return by_hand + still + put + [Finding.of_node(each, NOTE, ALWAYS_THERE) for each in asking]
 
 
-def _nodes_asking_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[ast.AST]:
+def _nodes_asking_for_apex(module: Module, succeeding_tries: Iterable[ast.Try]) -> Iterator[ast.AST]:
     """Yield where a module asks whether Apex is there: by its name, or by a variable that a failed import sets.
 
     Args:
-        always: statements whose import of the adapter cannot fail.
+        succeeding_tries: statements whose import of the adapter cannot fail.
     """
     for node, full in _apex_lookups(module):
         parent = module.parent(node)
@@ -370,7 +374,7 @@ def _nodes_asking_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterato
         if is_asking and name_in_adapter_of(full) is not None and not isinstance(parent, ast.Subscript):
             if not isinstance(module.statement_around(node), ast.Assert):
                 yield node
-    for one in always:
+    for one in succeeding_tries:
         yield from _ways_chosen_in_handler(module, one)
 
 
@@ -446,12 +450,15 @@ def _find_try_that_hides_failure(module: Module, statement: ast.stmt) -> ast.Try
 
 
 def _replace_missing_with_torch(
-    module: Module, names: ModuleImports, edits: Edits, missing: list[tuple[ast.Name | ast.Attribute, str]]
+    module: Module,
+    names: ModuleImports,
+    edits: Edits,
+    missing_uses: list[tuple[ast.Name | ast.Attribute, str]],
 ) -> tuple[list[Finding], set[ast.AST]]:
     """Replace what the adapter lacks and torch has, as rewriting does; return the notes, and what is replaced."""
     torch, above = torch_name_and_place(module)
     replacements, replaced = ApexUseRewriter(module, names, edits, torch), set[ast.AST]()
-    for node, full in missing:
+    for node, full in missing_uses:
         if public_full_name(full) in OF_TORCH:
             try:
                 replaced |= {node} if replacements.rewrite_use(node, full) else set()
@@ -482,16 +489,16 @@ def _root_node(node: ast.AST) -> ast.AST:
 def _change_of_import(
     statement: ImportNode,
     adapter: str,
-    used: set[str] | None,
+    used_names: set[str] | None,
     roots: set[str],
-    offered: set[str],
+    offered_modules: set[str],
 ) -> _ImportChange:
     """Return what becomes of an import.
 
     Args:
-        used: names that the module uses; None if all of them are.
+        used_names: names that the module uses; None if all of them are.
         roots: names of modules of which it uses what the adapter lacks.
-        offered: names of modules of which it uses what the adapter has.
+        offered_modules: names of modules of which it uses what the adapter has.
     """
     new: list[str] = []
     kept: list[ast.alias] = []
@@ -503,18 +510,18 @@ def _change_of_import(
                 kept.append(alias)
                 continue
         elif alias.name == "*":
-            new += _lines_for_star_import(statement, adapter, used)
-            if not new and used is None:
+            new += _lines_for_star_import(statement, adapter, used_names)
+            if not new and used_names is None:
                 kept.append(alias)
             continue
         else:
             full = f"{statement.module}.{alias.name}"
         name = name_in_adapter_of(full)
         if name is None or local in roots:
-            is_unused = used is not None and local not in used
+            is_unused = used_names is not None and local not in used_names
             if not is_unused:
                 kept.append(alias)
-            if local in roots & offered:
+            if local in roots & offered_modules:
                 new.append(_import_of_adapter(adapter, ADAPTER))
         elif name:
             new.append(f"from {adapter} import {name}" + (f" as {local}" if local != name else ""))
@@ -536,13 +543,13 @@ def _relative_import_level(module: Module) -> int:
     return max((each.level for each in module.tree.body if isinstance(each, ast.ImportFrom)), default=0)
 
 
-def _lines_for_star_import(statement: ast.ImportFrom, adapter: str, used: set[str] | None) -> list[str]:
+def _lines_for_star_import(statement: ast.ImportFrom, adapter: str, used_names: set[str] | None) -> list[str]:
     """Return the imports of what a star import binds and the module uses."""
     package = statement.module or ""
     lines = []
     for name in STARS.get(package, ()):
         own = name_in_adapter_of(f"{package}.{name}")
-        if own is None or (used is not None and name not in used):
+        if own is None or (used_names is not None and name not in used_names):
             continue
         lines.append(f"from {adapter} import {own}" if own else _import_of_adapter(adapter, name))
     return lines

@@ -138,22 +138,22 @@ class AdapterPlan:
 
 
 def adapter_plans_and_unread_files(
-    paths: Iterable[Path], others: Iterable[Path] = (), imports: ImportIndex | None = None
+    paths: Iterable[Path], other_paths: Iterable[Path] = (), imports: ImportIndex | None = None
 ) -> tuple[list[AdapterPlan], list[FileMigration]]:
     """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed.
 
     Args:
         paths: files that take the adapter.
-        others: further files of the project, whose imports of these say where the adapter is found.
+        other_paths: further files of the project, whose imports of these say where the adapter is found.
         imports: which file of the project imports which, as one run asks it; None to ask again.
     """
     faults: list[FileMigration] = []
     groups: dict[Path, list[Path]] = {}
     # scripts that import Apex before `sys.path` leads elsewhere, with the import
     early: dict[Path, ast.stmt] = {}
-    paths, others = list(paths), list(others)
+    paths, other_paths = list(paths), list(other_paths)
     imports = ImportIndex() if imports is None else imports
-    places = ImportRoots(dict.fromkeys([*paths, *others]), imports)
+    places = ImportRoots(dict.fromkeys([*paths, *other_paths]), imports)
     for path in paths:
         try:
             content = read_source_bytes(path)
@@ -175,7 +175,7 @@ def adapter_plans_and_unread_files(
         for root, files in sorted(groups.items())
     ]
     plans = _plans_with_cores_on_apex(plans)
-    initializing = [each for each in dict.fromkeys([*paths, *others]) if _may_file_initialize_apex(each)]
+    initializing = [each for each in dict.fromkeys([*paths, *other_paths]) if _may_file_initialize_apex(each)]
     plans = [_plan_noting_initialize_elsewhere(each, initializing) for each in plans]
     return [_plan_with_notes_on_program(each, imports) for each in plans], faults
 
@@ -281,13 +281,13 @@ def _neighbor_imported_bare_and_packaged(path: Path, text: str, imports: ImportI
     return ""
 
 
-def _notes_on_runs_without_package(text: str, own: str) -> list[Finding]:
+def _notes_on_runs_without_package(text: str, adapter_name: str) -> list[Finding]:
     """Return a note for a file that may run outside of its package: it imports all of that under a condition.
 
     Args:
-        own: the name by which the file imports the adapter, as of a package.
+        adapter_name: the name by which the file imports the adapter, as of a package.
     """
-    package, _, _ = own.rpartition(".")
+    package, _, _ = adapter_name.rpartition(".")
     tree = ast.parse(text) if package else ast.Module([], [])
     optional = {
         each
@@ -299,7 +299,7 @@ def _notes_on_runs_without_package(text: str, own: str) -> list[Finding]:
     of_package = [each for each in ast.walk(tree) if _is_import_of_package(each, package)]
     if not of_package or any(each not in optional for each in of_package):
         return []
-    return [Finding.of_node(of_package[0], NOTE, WITHOUT_PACKAGE.format(package, own))]
+    return [Finding.of_node(of_package[0], NOTE, WITHOUT_PACKAGE.format(package, adapter_name))]
 
 
 def _is_import_of_package(node: ast.AST, package: str) -> bool:
@@ -436,7 +436,7 @@ def _registers_tensor_hooks(module: Module) -> bool:
     return any(True for _ in module.method_calls("register_hook"))
 
 
-def _migration_still_asking_for_apex(file: FileMigration, left: str) -> FileMigration:
+def _migration_still_asking_for_apex(file: FileMigration, name_staying_on_apex: str) -> FileMigration:
     """Return what becomes of a file if another one stays on Apex: one that only asks for Apex goes on doing so."""
     if file.document is None or file.migration is None or file.migration.uses or not file.is_changed:
         return file
@@ -444,7 +444,9 @@ def _migration_still_asking_for_apex(file: FileMigration, left: str) -> FileMigr
     asking = [each for each, _ in ModuleImports(module).imports if isinstance(module.parent(each), ast.Try)]
     if not asking:
         return file
-    kept = Migration(file.document.text, [Finding.of_node(asking[0], BY_HAND, PROBE_KEPT.format(left))])
+    kept = Migration(
+        file.document.text, [Finding.of_node(asking[0], BY_HAND, PROBE_KEPT.format(name_staying_on_apex))]
+    )
     return replace(file, migration=kept)
 
 
@@ -485,7 +487,7 @@ def _plans_with_cores_on_apex(plans: list[AdapterPlan]) -> list[AdapterPlan]:
     return result
 
 
-def _migration_with_core_on_apex(file: FileMigration, left: str) -> FileMigration:
+def _migration_with_core_on_apex(file: FileMigration, name_staying_on_apex: str) -> FileMigration:
     """Return what becomes of a file if the core of another one stays on Apex: its own stays too.
 
     So does an import of `apex.amp` that the file does not use.
@@ -493,12 +495,15 @@ def _migration_with_core_on_apex(file: FileMigration, left: str) -> FileMigratio
     if not file.is_changed or file.document is None:
         return file
     if uses := _core_uses_with_names(file):
-        reason = Finding.of_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
+        reason = Finding.of_node(uses[0][0], BY_HAND, CORE_STAYS.format(name_staying_on_apex))
         return replace(file, migration=Migration(file.document.text, [reason]))
     names = ModuleImports(Module(file.document.text))
     if names.uses or not all(_imports_only_amp_or_apex(statement) for statement, _ in names.imports):
         return file
-    unused = [Finding.of_node(each, BY_HAND, UNUSED_STAYS.format(left)) for each, _ in names.imports[:1]]
+    unused = [
+        Finding.of_node(each, BY_HAND, UNUSED_STAYS.format(name_staying_on_apex))
+        for each, _ in names.imports[:1]
+    ]
     return replace(file, migration=Migration(file.document.text, unused))
 
 
@@ -522,14 +527,14 @@ def _share_adapter_with_importers(groups: dict[Path, list[Path]], places: Import
                 del groups[other]
 
 
-def _give_early_scripts_own_adapter(groups: dict[Path, list[Path]], early: Collection[Path]) -> None:
+def _give_early_scripts_own_adapter(groups: dict[Path, list[Path]], early_scripts: Collection[Path]) -> None:
     """Give scripts that import Apex before `sys.path` leads elsewhere an adapter next to them, if no other file does.
 
     Args:
-        early: these scripts.
+        early_scripts: these scripts.
     """
     for root, files in list(groups.items()):
-        if {path.parent for path in files} != {root} and all(path in early for path in files):
+        if {path.parent for path in files} != {root} and all(path in early_scripts for path in files):
             del groups[root]
             for path in files:
                 groups.setdefault(path.parent, []).append(path)

@@ -387,11 +387,11 @@ def _is_only_attribute_used(module: Module, made: ast.Call) -> bool:
     return isinstance(outer, ast.Attribute) and not (isinstance(around, ast.Call) and around.func is outer)
 
 
-def _is_method_of_tensor(call: ast.Call, own: set[str]) -> bool:
+def _is_method_of_tensor(call: ast.Call, own_names: set[str]) -> bool:
     """Return whether a call by an unknown name is one of a method that only tensors have, and no attribute is that."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr in OFTEN_OF_OTHERS:
         return False
-    return dotted_name(call.func.value) != "self" and call.func.attr not in own
+    return dotted_name(call.func.value) != "self" and call.func.attr not in own_names
 
 
 def keep_types_of_outputs_and_products(core: ApexCore, outputs: AutocastOutputs) -> None:

@@ -119,9 +119,9 @@ def _functions_and_outside_names_of(
     return inside, others
 
 
-def _computation_of_outside_name(full: str) -> str:
+def _computation_of_outside_name(full_name: str) -> str:
     """Return what a function or layer that no file of the project defines may compute by O1's lists; "" for none."""
-    package, _, rest = full.removesuffix(".__call__").partition(".")
+    package, _, rest = full_name.removesuffix(".__call__").partition(".")
     name = last_part(rest)
     if package == "torch":
         return name if name in CAST_BY_O1 or (rest.startswith("nn.") and name[:1].isupper()) else ""

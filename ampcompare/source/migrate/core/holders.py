@@ -46,12 +46,12 @@ def access_path_of(node: ast.AST | None) -> Path:
     return (*path, f"[{word!r}]") if isinstance(word, str) else ()
 
 
-def items_bound_below(path: Path, bound: Path) -> Path | None:
+def items_bound_below(path: Path, bound_path: Path) -> Path | None:
     """Return which items of a path are bound by a binding: `()` for all of it, None for nothing of it."""
-    if path[: len(bound)] == bound:
+    if path[: len(bound_path)] == bound_path:
         return ()
-    below = bound[len(path) :]
-    return below if bound[: len(path)] == path and below[0].startswith("[") else None
+    below = bound_path[len(path) :]
+    return below if bound_path[: len(path)] == path and below[0].startswith("[") else None
 
 
 class BindingsOfScope:

@@ -254,8 +254,10 @@ def _scaler_settings(module: Module, initialize: InitializeCall, *, single: bool
     return settings
 
 
-def _set_opt_level_settings(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
-    level = given.get("opt_level")
+def _set_opt_level_settings(
+    module: Module, given_arguments: dict[str, ast.expr], settings: _ScalerSettings
+) -> None:
+    level = given_arguments.get("opt_level")
     if level is None:
         settings.level = "O1"
     elif isinstance(level, ast.Constant):
@@ -289,9 +291,9 @@ def _possible_opt_levels(level: ast.expr) -> set[object]:
 
 
 def _set_loss_scale_settings(
-    module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool
+    module: Module, given_arguments: dict[str, ast.expr], settings: _ScalerSettings, single: bool
 ) -> None:
-    scale = given.get("loss_scale")
+    scale = given_arguments.get("loss_scale")
     if (
         scale is None
         or is_literal(scale, None)

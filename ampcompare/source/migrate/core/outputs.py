@@ -220,10 +220,10 @@ class _NamesOfOutputs:
             return Answer.YES if name == "pow" else Answer.NO
         return self._call_casts_outputs(node, full, held)
 
-    def _call_casts_outputs(self, call: ast.Call, full: str, held_arguments: list[ast.expr]) -> Answer:
+    def _call_casts_outputs(self, call: ast.Call, full_name: str, held_arguments: list[ast.expr]) -> Answer:
         """Return whether one of the functions that a call may name computes on arguments that came from autocast."""
         answers = []
-        for each in self.functions_named_by(call) or (ImportedObject(full),):
+        for each in self.functions_named_by(call) or (ImportedObject(full_name),):
             if isinstance(each, Called):
                 answers.append(self._project_function_casts(call, each))
             else:
@@ -232,12 +232,14 @@ class _NamesOfOutputs:
         is_of_model = answer is Answer.UNKNOWN and self._follower.is_model_call(self.module, call)
         return Answer.YES if is_of_model else answer
 
-    def _outside_function_casts(self, full: str, held_arguments: list[ast.expr]) -> Answer:
+    def _outside_function_casts(self, full_name: str, held_arguments: list[ast.expr]) -> Answer:
         """Return whether what is no function of the project computes, by its full name, if it has one."""
-        package, _, rest = full.partition(".")
+        package, _, rest = full_name.partition(".")
         if package in ("torch", "apex"):
-            is_module = rest.startswith("nn.") and full.endswith(".__call__")
-            return Answer.YES if held_arguments and (is_module or last_part(full) in CASTS) else Answer.NO
+            is_module = rest.startswith("nn.") and full_name.endswith(".__call__")
+            return (
+                Answer.YES if held_arguments and (is_module or last_part(full_name) in CASTS) else Answer.NO
+            )
         if package in NUMBERS | sys.stdlib_module_names:
             return Answer.NO
         is_direct = any(
@@ -403,12 +405,14 @@ class AutocastOutputs:
             node = node.value
         return True
 
-    def function_computes_on_parameters(self, function: Called, given: frozenset[Path], depth: int) -> Answer:
+    def function_computes_on_parameters(
+        self, function: Called, held_parameters: frozenset[Path], depth: int
+    ) -> Answer:
         """Return whether a function computes on some of its parameters in a type that O1's lists decide."""
-        key = (function.scope, given)
+        key = (function.scope, held_parameters)
         if key not in self._answers:
             self._answers[key] = Answer.NO  # for one that calls itself
-            names = _NamesOfOutputs(self, function.module, function.scope, given, depth)
+            names = _NamesOfOutputs(self, function.module, function.scope, held_parameters, depth)
             while names.follow_assignments_once():
                 pass
             self._answers[key] = strongest_answer(map(names.computes_on_outputs, names.nodes))

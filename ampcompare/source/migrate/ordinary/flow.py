@@ -479,13 +479,13 @@ class _ValueFlow:
         else:
             self._follow_into_function(use, call, is_cast=is_cast)
 
-    def _consumes_value_without_result(self, kind: str, call: ast.Call, full: str) -> bool:
+    def _consumes_value_without_result(self, kind: str, call: ast.Call, full_name: str) -> bool:
         """Return whether a call of torch takes what it gets without a result to follow."""
         if kind == PARAMETERS:
-            return full.startswith("torch.optim.") or (full in CLIPS and id(call) in self._clips)
+            return full_name.startswith("torch.optim.") or (full_name in CLIPS and id(call) in self._clips)
         if kind == OPTIMIZER:
-            return full.startswith(SCHEDULES)
-        return full in TALKS if kind == VALUE else full == "torch.save"
+            return full_name.startswith(SCHEDULES)
+        return full_name in TALKS if kind == VALUE else full_name == "torch.save"
 
     def _follow_into_function(self, use: _FollowedUse, call: ast.Call, *, is_cast: bool) -> None:
         """Follow an argument into the functions of the project that a call may name."""
@@ -516,5 +516,5 @@ class _ValueFlow:
                 self._follow_name(each.module, each.scope, key, use.kind, is_cast=is_cast)
 
 
-def _returns_pairs(full: str) -> bool:
-    return full.removeprefix("torch.") in WITH_INDICES
+def _returns_pairs(full_name: str) -> bool:
+    return full_name.removeprefix("torch.") in WITH_INDICES

@@ -369,11 +369,11 @@ def _find_clip_of_read(core: ApexCore, read: GradientRead) -> ast.Call | None:
     return next((each for each in calls if core.names.full_name_of(each.func) in CLIPS), None)
 
 
-def _refuse_gradient_reads(core: ApexCore, between: list[ast.stmt]) -> None:
+def _refuse_gradient_reads(core: ApexCore, statements_between: list[ast.stmt]) -> None:
     """Refuse reads of gradients that are no clips between the backward pass and the step."""
     for read in core.sites.reads:
         call = _find_clip_of_read(core, read)
-        if call is None or not core.module.is_in_statements(call, between):
+        if call is None or not core.module.is_in_statements(call, statements_between):
             raise OrdinaryForm.CLIPS_OF_TORCH.refusal_of(read.node)
 
 

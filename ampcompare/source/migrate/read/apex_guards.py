@@ -203,8 +203,8 @@ def apex_names_rebound_by_choice(module: Module, names: ModuleImports) -> dict[s
     return found
 
 
-def _is_of_apex(full: str) -> bool:
-    return full.partition(".")[0] in APEX
+def _is_of_apex(full_name: str) -> bool:
+    return full_name.partition(".")[0] in APEX
 
 
 def _names_bound_by_global_statements(module: Module) -> Iterator[tuple[ast.AST, str]]:
@@ -282,20 +282,24 @@ def _take_answer_out(module: Module, edits: Edits, node: ast.expr, value: bool) 
         edits.replace(node, str(value))
 
 
-def _drop_part_of_condition(module: Module, edits: Edits, joint: ast.BoolOp, node: ast.expr) -> None:
+def _drop_part_of_condition(
+    module: Module, edits: Edits, joint_condition: ast.BoolOp, node: ast.expr
+) -> None:
     """Leave a part out of a joint condition, on which it does not decide."""
-    kept = [each for each in joint.values if each is not node]
-    word = " and " if isinstance(joint.op, ast.And) else " or "
-    text = word.join(_parenthesized_source(module, each, joint=len(kept) > 1) for each in kept)
-    was_value = joint.values[-1] is node and not is_only_tested_for_presence(module, kept[0])
-    edits.replace(joint, expression_as_bool(module, text) if was_value else text)
+    kept = [each for each in joint_condition.values if each is not node]
+    word = " and " if isinstance(joint_condition.op, ast.And) else " or "
+    text = word.join(
+        _parenthesized_source(module, each, is_in_joint_condition=len(kept) > 1) for each in kept
+    )
+    was_value = joint_condition.values[-1] is node and not is_only_tested_for_presence(module, kept[0])
+    edits.replace(joint_condition, expression_as_bool(module, text) if was_value else text)
 
 
-def _parenthesized_source(module: Module, node: ast.expr, *, joint: bool = False) -> str:
+def _parenthesized_source(module: Module, node: ast.expr, *, is_in_joint_condition: bool = False) -> str:
     """Return the text of an expression, in parentheses where it needs them in the place of another."""
     text = module.source(node)
     lowest = isinstance(node, (ast.NamedExpr, ast.Lambda)) or (
-        joint and isinstance(node, (ast.BoolOp, ast.IfExp))
+        is_in_joint_condition and isinstance(node, (ast.BoolOp, ast.IfExp))
     )
     return f"({text})" if lowest or ("\n" in text and text[-1] not in ")]}") else text
 

@@ -75,9 +75,9 @@ def has_early_bindings_of_torch(module: Module) -> bool:
     return bool(find_early_bindings_of_torch(module))
 
 
-def _name_cast_by_autocast(full: str) -> bool:
-    head, _, name = full.rpartition(".")
-    if full in OF_OTHER_MODULES:
+def _name_cast_by_autocast(full_name: str) -> bool:
+    head, _, name = full_name.rpartition(".")
+    if full_name in OF_OTHER_MODULES:
         return True
     return head in PLACES and (name in CAST_BY_AUTOCAST or (head == "torch.Tensor" and name in OPERATORS))
 
@@ -100,9 +100,9 @@ def _imports_binding_early(module: Module, uses: _UsesOfValues) -> Iterator[tupl
             yield from ((statement, name) for name in names)
 
 
-def _names_used_of_star(module: Module, imported: ImportedName) -> list[str]:
+def _names_used_of_star(module: Module, imported_name: ImportedName) -> list[str]:
     """Return the functions that a module uses of an import of all names."""
-    place = imported.full.removesuffix(".*")
+    place = imported_name.full.removesuffix(".*")
     if place not in PLACES:
         return []
     without = NOT_IN_FUNCTIONAL if place != "torch" else frozenset()
@@ -280,11 +280,11 @@ class _UsesOfValues:
                 return True
         return False
 
-    def is_kept_by_nothing(self, node: ast.AST, followed: int = 0, *, in_container: bool = False) -> bool:
+    def is_kept_by_nothing(self, node: ast.AST, num_followed: int = 0, *, in_container: bool = False) -> bool:
         """Return whether a value is called or compared where it stands, or surely kept no longer than a call lasts.
 
         Args:
-            followed: how many names led to it.
+            num_followed: how many names led to it.
             in_container: whether it is a container that holds the value.
         """
         module = self._module
@@ -293,7 +293,7 @@ class _UsesOfValues:
             in_container |= isinstance(outer, (ast.Tuple, ast.List, ast.Set, ast.Dict))
             in_container &= not isinstance(outer, ast.Subscript)
             if isinstance(outer, ast.NamedExpr) and not self._is_target_kept_by_nothing(
-                outer.target, followed, in_container
+                outer.target, num_followed, in_container
             ):
                 return False
             below, outer = outer, module.parent(outer)
@@ -307,22 +307,22 @@ class _UsesOfValues:
         if isinstance(outer, ast.Attribute):
             return not in_container and outer.attr not in GIVING
         if isinstance(outer, ast.Assign) and len(outer.targets) == 1:
-            return self._is_target_kept_by_nothing(outer.targets[0], followed, in_container)
+            return self._is_target_kept_by_nothing(outer.targets[0], num_followed, in_container)
         if isinstance(outer, ForNode | ast.comprehension) and outer.iter is below:
-            return self._is_target_kept_by_nothing(outer.target, followed, False)
+            return self._is_target_kept_by_nothing(outer.target, num_followed, False)
         return isinstance(outer, NEEDING_NO_VALUE)
 
-    def _is_target_kept_by_nothing(self, target: ast.expr, followed: int, in_container: bool) -> bool:
+    def _is_target_kept_by_nothing(self, target: ast.expr, num_followed: int, in_container: bool) -> bool:
         return isinstance(target, ast.Name) and self.is_name_kept_by_nothing(
-            target.id, self._module.scope_of[target], followed, in_container=in_container
+            target.id, self._module.scope_of[target], num_followed, in_container=in_container
         )
 
     def is_name_kept_by_nothing(
-        self, name: str, scope: Scope, followed: int = 0, *, in_container: bool = False
+        self, name: str, scope: Scope, num_followed: int = 0, *, in_container: bool = False
     ) -> bool:
         """Return whether a name is one of a function that surely initializes nothing, where nothing keeps its value."""
         function = scope.node
-        if followed > MAX_NAMES or not isinstance(function, FunctionNode):
+        if num_followed > MAX_NAMES or not isinstance(function, FunctionNode):
             return False
         for node in walk(function):
             if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
@@ -332,7 +332,7 @@ class _UsesOfValues:
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
                 if self._module.scope_of[node] is not scope:
                     return False
-                if not self.is_kept_by_nothing(node, followed + 1, in_container=in_container):
+                if not self.is_kept_by_nothing(node, num_followed + 1, in_container=in_container):
                     return False
         return True
 
@@ -352,13 +352,13 @@ def _is_initialize(module: Module, call: ast.Call) -> bool:
     )
 
 
-def _passes_value_on(outer: ast.AST, below: ast.AST) -> bool:
+def _passes_value_on(outer: ast.AST, inner_node: ast.AST) -> bool:
     """Return whether an expression gives, or holds, the value of one in it."""
     if isinstance(outer, ast.IfExp):
-        return below is not outer.test
+        return inner_node is not outer.test
     if isinstance(outer, ast.Subscript):
-        return below is outer.value
+        return inner_node is outer.value
     if isinstance(outer, ast.Call):
-        return last_name(outer.func) == "partial" and below is not outer.func
+        return last_name(outer.func) == "partial" and inner_node is not outer.func
     kinds = (ast.BoolOp, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.keyword, ast.NamedExpr)
     return isinstance(outer, kinds)

@@ -50,10 +50,10 @@ class UnsureRewrite(Exception):
         self.node = node
 
 
-def origins_of_lines(before: str, after: str) -> dict[int, int]:
+def origins_of_lines(old_text: str, new_text: str) -> dict[int, int]:
     """Return for each line of a text the line of an earlier text that it comes from; both count from 1."""
     lines: dict[int, int] = {}
-    matcher = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    matcher = SequenceMatcher(None, old_text.splitlines(), new_text.splitlines(), autojunk=False)
     for _, first, last, begin, end in matcher.get_opcodes():
         for number in range(begin, end):
             lines[number + 1] = min(first + number - begin, max(last - 1, first)) + 1

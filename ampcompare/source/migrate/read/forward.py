@@ -129,21 +129,21 @@ class _ForwardFinder:
                 self._trace_into_callers(backward.function, given, 0)
         return found
 
-    def _trace_needed_names(self, statement: ast.stmt, needed: set[str], depth: int) -> bool:
+    def _trace_needed_names(self, statement: ast.stmt, needed_names: set[str], depth: int) -> bool:
         """Mark the statements before one that the needed names come from; return whether one computes.
 
         The search ends where a model is called. Where none is, what is marked beyond the first statement that
         computes, such as the call of a criterion, is forgotten.
         """
-        visit = (id(statement), frozenset(needed))
+        visit = (id(statement), frozenset(needed_names))
         if depth > MAX_DEPTH or visit in self._done:
             return depth <= MAX_DEPTH
         self._done.add(visit)
-        needed = set(needed)
+        needed_names = set(needed_names)
         current = statement
         before: dict[int, tuple[Block, set[ast.stmt]]] | None = None
         while True:
-            marked = self._mark_defining_statements(*self._module.block_and_place(current), needed)
+            marked = self._mark_defining_statements(*self._module.block_and_place(current), needed_names)
             if any(self._calls_model(each) for each in marked):
                 return True
             if before is None and any(self._may_call_model(each) for each in marked):
@@ -153,21 +153,21 @@ class _ForwardFinder:
             outer = self._module.parent_statement(current)
             if isinstance(outer, FunctionNode):
                 if before is None:
-                    return self._trace_into_callers(outer, needed, depth)
-                if self._finds_model_in_callers(outer, needed, depth):
+                    return self._trace_into_callers(outer, needed_names, depth)
+                if self._finds_model_in_callers(outer, needed_names, depth):
                     return True
                 break
             if outer is None or isinstance(outer, ast.ClassDef):
                 break
             # one of several losses
             if isinstance(outer, ast.For) and names_bound_in(outer.target) & visit[1]:
-                needed |= _dotted_names_read_but_not_called_in(outer.iter)
+                needed_names |= _dotted_names_read_but_not_called_in(outer.iter)
             current = outer
         if before is not None:
             self._marks = before
         return before is not None
 
-    def _mark_defining_statements(self, block: Block, place: int, needed: set[str]) -> set[ast.stmt]:
+    def _mark_defining_statements(self, block: Block, place: int, needed_names: set[str]) -> set[ast.stmt]:
         """Mark the statements of a block above a place that define needed names, and need what they read.
 
         Of one with a barrier inside, those that its blocks hold.
@@ -177,19 +177,19 @@ class _ForwardFinder:
         for each in reversed(block[:place]):
             if each in self._initializing:
                 break
-            if not _defines_needed_name(each, needed):
+            if not _defines_needed_name(each, needed_names):
                 continue
             if each in self._barriers:
                 for inner in self._module.child_blocks(each):
-                    below |= self._mark_defining_statements(inner, len(inner), needed)
+                    below |= self._mark_defining_statements(inner, len(inner), needed_names)
                 continue
             marked.add(each)
-            needed |= _dotted_names_read_but_not_called_in(each)
+            needed_names |= _dotted_names_read_but_not_called_in(each)
         if marked:
             self._marks.setdefault(id(block), (block, set()))[1].update(marked)
         return marked | below
 
-    def _trace_into_callers(self, function: FunctionNode, needed: set[str], depth: int) -> bool:
+    def _trace_into_callers(self, function: FunctionNode, needed_names: set[str], depth: int) -> bool:
         """Follow parameters to the callers."""
         module = self._module
         found = False
@@ -197,16 +197,16 @@ class _ForwardFinder:
         for node in self._index.possible_calls_and_completeness(module.scope_from[function])[0]:
             if node not in module.scope_of or module.function_around(node) is function:
                 continue
-            values = [value for name, value in arguments(node, given).items() if name in needed]
+            values = [value for name, value in arguments(node, given).items() if name in needed_names]
             if values and not any(self._may_call_model(value) for value in values):
                 keys = set().union(*(_dotted_names_read_but_not_called_in(value) for value in values))
                 found = self._trace_needed_names(module.statement_around(node), keys, depth + 1) or found
         return found
 
-    def _finds_model_in_callers(self, function: FunctionNode, needed: set[str], depth: int) -> bool:
+    def _finds_model_in_callers(self, function: FunctionNode, needed_names: set[str], depth: int) -> bool:
         """Follow parameters to the callers, and return whether a model is called there; what is marked stays if so."""
         kept = {key: set(each) for key, (_, each) in self._marks.items()}
-        self._trace_into_callers(function, needed & self._module.scope_from[function].parameters, depth)
+        self._trace_into_callers(function, needed_names & self._module.scope_from[function].parameters, depth)
         new = (each for key, (_, marked) in self._marks.items() for each in marked - kept.get(key, set()))
         return any(self._calls_model(each) for each in new)
 
@@ -248,7 +248,7 @@ class _ForwardFinder:
         return bool(_owners_of_dotted_names(_dotted_names_read_but_not_called_in(statement)) & outputs)
 
     def _runs_between_barriers(
-        self, block: Block, marked: set[ast.stmt]
+        self, block: Block, marked_statements: set[ast.stmt]
     ) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         run: list[ast.stmt] = []
         for each in [*block, None]:
@@ -258,15 +258,15 @@ class _ForwardFinder:
                 or each in self._initializing
                 or isinstance(each, DefinitionNode)
             ):
-                yield from self._forward_spans_in_run(run, marked)
+                yield from self._forward_spans_in_run(run, marked_statements)
                 run = []
             else:
                 run.append(each)
 
     def _forward_spans_in_run(
-        self, run: list[ast.stmt], marked: set[ast.stmt]
+        self, run: list[ast.stmt], marked_statements: set[ast.stmt]
     ) -> Iterator[tuple[ast.stmt, ast.stmt]]:
-        chosen = [index for index, each in enumerate(run) if each in marked]
+        chosen = [index for index, each in enumerate(run) if each in marked_statements]
         computing = [index for index in chosen if self._may_call_model(run[index])]
         starts = [
             index
@@ -294,7 +294,7 @@ def _owners_of_dotted_names(dotted_names: set[str]) -> set[str]:
     return {".".join(key.split(".")[: 2 if key.startswith("self.") else 1]) for key in dotted_names}
 
 
-def _defines_needed_name(statement: ast.stmt, needed: set[str]) -> bool:
+def _defines_needed_name(statement: ast.stmt, needed_names: set[str]) -> bool:
     """Return whether a statement, or one in it, binds or changes a needed name."""
     if isinstance(statement, DefinitionNode | ImportNode):
         return False
@@ -304,6 +304,6 @@ def _defines_needed_name(statement: ast.stmt, needed: set[str]) -> bool:
             changed = node.value if isinstance(node, ast.Subscript) else node
         elif isinstance(node, ast.Expr):
             changed = receiver_of(node.value, ADDING | WRITING)
-        if dotted_name(changed) in needed:
+        if dotted_name(changed) in needed_names:
             return True
     return False

@@ -223,9 +223,11 @@ def _may_be_call_of_amp(module: Module, call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and last_name(call.func.value) == "amp" and not full
 
 
-def _may_reach_both(both: set[Path], reached: set[Path]) -> bool:
+def _may_reach_both(two_files: set[Path], reached_files: set[Path]) -> bool:
     """Return whether two files are among those that one reaches, or one of them is and the rest was not looked at."""
-    return both <= reached or (len(reached) >= MAX_MODULES and not both.isdisjoint(reached))
+    return two_files <= reached_files or (
+        len(reached_files) >= MAX_MODULES and not two_files.isdisjoint(reached_files)
+    )
 
 
 def _names_imported_or_read_from(

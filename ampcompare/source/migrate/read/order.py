@@ -726,18 +726,18 @@ class _OrderProof:
             self._order.pending[id(read.node)] = tuple(texts)
 
     def _pending_after_step(
-        self, step: GradientEvent, pending: list[tuple[str, GradientEvent]], behind: list[GradientEvent]
+        self, step: GradientEvent, pending: list[tuple[str, GradientEvent]], later_events: list[GradientEvent]
     ) -> list[tuple[str, GradientEvent]]:
         """Note whether a step uses scaled gradients, of the round before too, and is the last; return what waits."""
         order, own = self._order, step.names[0]
         fed_again = step.loops and any(
             each.block and own in each.names and each.loops[: len(step.loops)] == step.loops
-            for each in behind
+            for each in later_events
         )
         if fed_again or any(name == own for name, _ in pending):
             order.scaled.add(id(step.node))
         left = [one for one in pending if one[0] != own]
-        later = {each.names[0] for each in behind if each.kind == "step" and each.names}
+        later = {each.names[0] for each in later_events if each.kind == "step" and each.names}
         is_last = not any(name in later for name, _ in left)
         if order.updates.setdefault(id(step.node), is_last) != is_last:
             raise UnsureRewrite(
@@ -1164,7 +1164,7 @@ def _may_gradients_outlast_step(
 
 def _surely_runs_one(
     events: Iterable[GradientEvent],
-    known: dict[str, object],
+    known_facts: dict[str, object],
     *,
     remainders_count_as_met: bool = False,
     depth: int = 0,
@@ -1175,10 +1175,10 @@ def _surely_runs_one(
         remainders_count_as_met: whether a condition on a remainder counts as met: what is cleared or kept in turn
             belongs together.
     """
-    events = [each for each in events if not conditions_contradict(each.facts, known)]
+    events = [each for each in events if not conditions_contradict(each.facts, known_facts)]
 
     def is_open(key: str) -> bool:
-        is_met = key in known or (remainders_count_as_met and "%" in key)
+        is_met = key in known_facts or (remainders_count_as_met and "%" in key)
         return not is_met and not key.endswith("==") and not key.startswith("call at")
 
     keys: list[str] = []
@@ -1197,7 +1197,7 @@ def _surely_runs_one(
     return all(
         _surely_runs_one(
             events,
-            _facts_with_condition(known, key, value),
+            _facts_with_condition(known_facts, key, value),
             remainders_count_as_met=remainders_count_as_met,
             depth=depth + 1,
         )
@@ -1205,12 +1205,12 @@ def _surely_runs_one(
     )
 
 
-def _facts_with_condition(known: dict[str, object], key: str, value: object) -> dict[str, object]:
+def _facts_with_condition(known_facts: dict[str, object], key: str, value: object) -> dict[str, object]:
     """Return facts with another one, and with what follows from it."""
     test = expression_of_condition(key)
     if isinstance(value, bool) and test is not None:
-        return dict(facts_with_conditions_of_test({**known, key: value}, test, value))
-    return {**known, key: value}
+        return dict(facts_with_conditions_of_test({**known_facts, key: value}, test, value))
+    return {**known_facts, key: value}
 
 
 def _conditions_step_lacks(event: GradientEvent, step: GradientEvent) -> list[str]:

@@ -172,9 +172,9 @@ def collect_sites(module: Module, names: ModuleImports, index: Index) -> Sites:
     return sites
 
 
-def _replace_name_of_opt_level(module: Module, given: dict[str, ast.expr]) -> str:
+def _replace_name_of_opt_level(module: Module, given_arguments: dict[str, ast.expr]) -> str:
     """Put the only value that a file gives a name in the place of that name as the level; return the name, or ""."""
-    level = given.get("opt_level")
+    level = given_arguments.get("opt_level")
     values = module.values_of(level.id, module.scope_of[level]) if isinstance(level, ast.Name) else None
     if (
         not isinstance(level, ast.Name)
@@ -183,7 +183,7 @@ def _replace_name_of_opt_level(module: Module, given: dict[str, ast.expr]) -> st
         or not isinstance(values[0], ast.Constant)
     ):
         return ""
-    given["opt_level"] = values[0]
+    given_arguments["opt_level"] = values[0]
     return level.id
 
 
