@@ -24,14 +24,14 @@ from ampcompare.diagnosis.remedies import (
     faults_with_cast_of_inputs,
 )
 from ampcompare.diagnosis.watched_loop import observe_loop
-from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, Headroom
+from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, LossScaleHeadroom
 from ampcompare.training.process.device import resolve_device
 
 FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
 
 
-def loss_scale_headroom_over_steps(steps: Iterable[StepFacts]) -> Headroom | None:
+def loss_scale_headroom_over_steps(steps: Iterable[StepFacts]) -> LossScaleHeadroom | None:
     """Return the headroom over all watched steps with a finite loss; None if no gradient was seen.
 
     Exponents are those of the gradients of weights, in the wide run where there is one, at scale 1. The largest scale
@@ -64,7 +64,9 @@ def loss_scale_headroom_over_steps(steps: Iterable[StepFacts]) -> Headroom | Non
         for scale in (*SCALES, own)
     }
     fits = 2.0 ** math.floor(math.log2(FP16_LARGEST / largest)) if largest else None
-    return Headroom(exponents=dict(sorted(exponents.items())), largest_scale=fits, own_scale=own, lost=lost)
+    return LossScaleHeadroom(
+        exponents=dict(sorted(exponents.items())), largest_scale=fits, own_scale=own, lost=lost
+    )
 
 
 def diagnose_loop_by_options(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -> Diagnosis:

@@ -16,7 +16,7 @@ from ampcompare.results.records.diagnosis import (
     Cure,
     Diagnosis,
     Fault,
-    Headroom,
+    LossScaleHeadroom,
     OperationPlace,
 )
 
@@ -314,7 +314,7 @@ def _candidates_likeliest_first(
         parent = parent.rpartition(".")[0]
 
 
-def _find_scale_to_try(headroom: Headroom | None) -> float | None:
+def _find_scale_to_try(headroom: LossScaleHeadroom | None) -> float | None:
     """Return a loss scale with room below the largest, if it differs much from the arm's own."""
     if headroom is None or headroom.largest_scale is None:
         return None

@@ -41,7 +41,7 @@ class PublishedResult(_FilePart):
     remark: str = ""
 
 
-class Reference(_FilePart):
+class PublishedReference(_FilePart):
     """A published table and where it comes from."""
 
     source: str
@@ -64,7 +64,7 @@ class Matrix(_FilePart):
     rows: list[dict[str, Any]] | None = Field(
         None, description="rows one by one, each an arm with settings of its own, in place of arms and vary"
     )
-    reference: Reference | None = Field(None, description="published figures")
+    reference: PublishedReference | None = Field(None, description="published figures")
     scales: dict[str, dict[str, Any]] = Field(
         {}, description="smaller shapes by name: what differs there, rows and values in the same order"
     )

@@ -82,7 +82,7 @@ class ModuleResultsAtStep(FrozenRecord):
     range: MagnitudeRange
 
 
-class Headroom(FrozenRecord):
+class LossScaleHeadroom(FrozenRecord):
     """What a loss scale does to the gradients of a run."""
 
     exponents: dict[int, int] = Field({}, description="of the gradients in fp32 at scale 1")
@@ -170,7 +170,7 @@ class Diagnosis(ShownInNotebook, FrozenRecord):
     weights: list[PlaceReport] = Field(default_factory=list)
     gradients: list[PlaceReport] = Field(default_factory=list)
     map: list[ModuleResultsAtStep] = Field(default_factory=list)
-    headroom: Headroom | None = None
+    headroom: LossScaleHeadroom | None = None
     updates: list[LostUpdates] = Field(default_factory=list)
     formats: list[FormatError] = Field([], description="of an arm with formats of products, in the last step")
     faults: list[Fault] = Field(default_factory=list)

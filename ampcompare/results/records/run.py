@@ -198,7 +198,7 @@ class EngineInfo(FrozenRecord):
     reason: str
 
 
-class FellBack(FrozenRecord):
+class FallbackArm(FrozenRecord):
     """The arm that trained a cell after the cell's own arm has diverged."""
 
     arm: ArmLabel
@@ -332,7 +332,7 @@ class RunRecord(ShownInNotebook, FrozenRecord):
     status: Literal["completed", "diverged", "failed", "interrupted"]
     config: RunConfig
     engine: EngineInfo | None = None
-    fell_back: FellBack | None = Field(
+    fell_back: FallbackArm | None = Field(
         None, description="the arm that trained instead, after its own has diverged"
     )
     ledger: Ledger | None = Field(None, description="in which types it really ran; None in old records")

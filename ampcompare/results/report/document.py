@@ -236,7 +236,7 @@ class Section:
         return all(isinstance(block, Figure) and getattr(block.data, "sentence", "") for block in self.blocks)
 
     @property
-    def is_bare(self) -> bool:
+    def is_empty_without_figures(self) -> bool:
         """Whether nothing is left of it where figures cannot be drawn."""
         return all(isinstance(block, Figure) and block.is_bare for block in self.blocks)
 

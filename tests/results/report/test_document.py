@@ -101,7 +101,10 @@ def test_an_outline_chooses_sections() -> None:
     )
     assert [section.name for section in chosen] == ["listed", "said", "shown", "code", "next", "drawn"]
     assert [section.fold for section in chosen] == ["", "", "closed", "open", "open", ""]
-    assert (chosen[2].title, chosen[5].is_bare) == ("T", False)  # a folded table gives its title to the fold
+    assert (chosen[2].title, chosen[5].is_empty_without_figures) == (
+        "T",
+        False,
+    )  # a folded table gives its title to the fold
 
 
 def test_what_no_format_shows_is_not_made() -> None:

@@ -17,7 +17,7 @@ from ampcompare.experiment.launch.contract import (
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
-from ampcompare.results.records.run import FellBack, RunRecord
+from ampcompare.results.records.run import FallbackArm, RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import build_validated_model
 
@@ -136,7 +136,7 @@ class LocalLauncher(Launcher):
             record = self._launch_with_first_weights(other, folder, on_progress)
         if not diverged:
             return record
-        found = FellBack(arm=trained, diverged=diverged)
+        found = FallbackArm(arm=trained, diverged=diverged)
         names = {"cell": config.digest(), "arm": config.arm, "config": config, "fell_back": found}
         record = record.model_copy(update=names)
         write_config(config, folder)

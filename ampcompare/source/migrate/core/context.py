@@ -8,7 +8,7 @@ from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index, functions_of_callee
-from ampcompare.source.migrate.core.early_runs import EarlyRuns, Place
+from ampcompare.source.migrate.core.early_runs import EarlyRuns, PlaceAroundInitialize
 from ampcompare.source.migrate.core.scalers import PlannedScaler, ifs_around_call
 from ampcompare.source.migrate.read.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import ForwardPasses
@@ -136,7 +136,7 @@ class ApexCore:
 
     def runs_before_initialize(self, statement: ast.stmt) -> bool:
         """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
-        if self.early_runs.places_of(statement) == {Place.ABOVE}:
+        if self.early_runs.places_of(statement) == {PlaceAroundInitialize.ABOVE}:
             return True
         module, function = self.module, self.module.function_around(statement)
         later = [each.statement for each in self.sites.initializes if each.function is function]

@@ -10,7 +10,7 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import ApexCore
-from ampcompare.source.migrate.core.early_runs import Place
+from ampcompare.source.migrate.core.early_runs import PlaceAroundInitialize
 from ampcompare.source.migrate.core.initialize import rewrite_initialize_calls
 from ampcompare.source.migrate.core.internals import AMP_STATE, rewrite_or_refuse_apex_internals
 from ampcompare.source.migrate.core.model_casts import (
@@ -165,7 +165,7 @@ def rewrite_core(
 
 def _refuse_training_above_initialize(core: ApexCore) -> None:
     for backward in core.sites.backwards:
-        if Place.ABOVE in core.early_runs.places_of(backward.statement):
+        if PlaceAroundInitialize.ABOVE in core.early_runs.places_of(backward.statement):
             raise UnsureRewrite(backward.statement, TRAINS_ABOVE)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_CALLERS = 200  # that are followed for one question
 
 
-class Place(Enum):
+class PlaceAroundInitialize(Enum):
     """Where a statement runs."""
 
     ABOVE = "above amp.initialize"
@@ -36,22 +36,22 @@ class EarlyRuns:
         for each in initializes:
             for scope, statement, _ in self._statements_leading_to(each.statement):
                 self._leading.setdefault(scope, []).append(statement)
-        self._known: dict[ast.stmt, set[Place]] = {}
+        self._known: dict[ast.stmt, set[PlaceAroundInitialize]] = {}
 
-    def places_of(self, statement: ast.stmt) -> set[Place]:
+    def places_of(self, statement: ast.stmt) -> set[PlaceAroundInitialize]:
         """Return where a statement of the module runs, by all lines that lead to it."""
         if statement not in self._known:
             self._known[statement] = set(self._places(statement))
         return self._known[statement]
 
-    def _places(self, statement: ast.stmt) -> Iterator[Place]:
+    def _places(self, statement: ast.stmt) -> Iterator[PlaceAroundInitialize]:
         for scope, each, is_last in self._statements_leading_to(statement, set(self._leading)):
             if scope in self._leading:
                 yield self._place_in_scope(scope, each)
             elif is_last:
-                yield Place.UNSEEN
+                yield PlaceAroundInitialize.UNSEEN
 
-    def _place_in_scope(self, scope: Scope, statement: ast.stmt) -> Place:
+    def _place_in_scope(self, scope: Scope, statement: ast.stmt) -> PlaceAroundInitialize:
         module = scope.module
         loops = {each for each in module.ancestors_up_to_function(statement) if isinstance(each, LoopNode)}
         leading = self._leading[scope]
@@ -61,7 +61,7 @@ class EarlyRuns:
             and not never_run_together(module, statement, each)
             for each in leading
         )
-        return Place.ABOVE if is_above else Place.BELOW
+        return PlaceAroundInitialize.ABOVE if is_above else PlaceAroundInitialize.BELOW
 
     def _statements_leading_to(
         self, statement: ast.stmt, ends: set[Scope] | None = None

@@ -12,7 +12,7 @@ from ampcompare.source.amp_names import APEX
 from ampcompare.source.index import Answer, ImportedObject, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import last_name_before_index, last_names_of_objects
-from ampcompare.source.migrate.core.early_runs import Place
+from ampcompare.source.migrate.core.early_runs import PlaceAroundInitialize
 from ampcompare.source.migrate.core.half_networks import (
     makes_fp16,
     refuse_half_weights,
@@ -144,7 +144,7 @@ def _add_autocast_to_evaluations(core: ApexCore) -> set[ast.AST]:
             continue
         if core.is_in_disable_casts_block(node) or core.runs_before_initialize(node):
             continue
-        if Place.ABOVE in core.early_runs.places_of(node):
+        if PlaceAroundInitialize.ABOVE in core.early_runs.places_of(node):
             if not core.always:
                 raise UnsureRewrite(node, EVALUATES_ABOVE_WITHOUT_SCALER)
             core.add_note(node, EVALUATES_ABOVE)

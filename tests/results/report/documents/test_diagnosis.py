@@ -7,7 +7,7 @@ from ampcompare.results.records.diagnosis import (
     Cure,
     Diagnosis,
     Fault,
-    Headroom,
+    LossScaleHeadroom,
     LostUpdates,
     MagnitudeRange,
     ModuleResultsAtStep,
@@ -42,7 +42,9 @@ def diagnosis() -> Diagnosis:
         modules=["", *(one.place.module for one in places)],
         places=places,
         map=[ModuleResultsAtStep(module=one.place.module, step=0, range=one.range) for one in places],
-        headroom=Headroom(exponents={-20: 3}, largest_scale=512.0, own_scale=128.0, lost={"1": 0.25}),
+        headroom=LossScaleHeadroom(
+            exponents={-20: 3}, largest_scale=512.0, own_scale=128.0, lost={"1": 0.25}
+        ),
         updates=[LostUpdates(parameter="head.weight", dtype="fp16", moved=4, lost=1)],
         faults=[
             Fault(
