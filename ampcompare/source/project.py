@@ -233,7 +233,7 @@ class ImportIndex:
             self._above[path] = found
         return self._above[path]
 
-    def files_of_program(self, path: Path) -> list[Path]:
+    def other_files_of_program(self, path: Path) -> list[Path]:
         """Return the other files that run where one does: what it imports, what imports it, and all of theirs."""
         if path not in self._programs:
             found = set(self.files_imported_transitively(path))

@@ -71,7 +71,7 @@ def test_another_text_of_a_file_has_an_index_of_its_own_where_it_imports_other_f
     changed = index.index_with_module(script, Module("import pack.net1\n"))
     assert changed.files_imported_by(script) == [other]
     assert index.files_imported_by(script) == [net]
-    assert changed.files_of_program(script) == [net, other]
+    assert changed.other_files_of_program(script) == [net, other]
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ class _ModuleRewrite:
         self.findings += [Finding.of_node(node, NOTE, BOUND_EARLY.format(name)) for node, name in early]
         around = self._around
         for site in self.core.sites.initializes[:1] if self.core is not None else ():
-            for path in around.files_of_program_that(self.module, has_early_bindings_of_torch):
+            for path in around.other_files_of_program_that(self.module, has_early_bindings_of_torch):
                 text = BOUND_EARLY_IN.format(around.relative_path_of(path))
                 self.findings.append(Finding.of_node(site.call, NOTE, text))
 
@@ -357,7 +357,7 @@ class _ModuleRewrite:
         if not any(meaning.endswith(OTHER_CLASSES) for _, meaning in self.names.uses):
             return {}
         around = self._around
-        others = around.modules_of_program(self.module)
+        others = around.other_modules_of_program(self.module)
         named = [(around.relative_path_of(path), each) for path, each in others]
         return classes_tested_by_isinstance([("this file", self.module), *named])
 
@@ -366,7 +366,7 @@ class _ModuleRewrite:
         if not any(meaning.startswith("apex.optimizers.") for _, meaning in self.names.uses):
             return False  # no other file need be read
         return _names_grad_scaler(self.module) or bool(
-            self._around.files_of_program_that(self.module, _names_grad_scaler)
+            self._around.other_files_of_program_that(self.module, _names_grad_scaler)
         )
 
     def rewrite_imports(self) -> None:
@@ -548,7 +548,9 @@ def _are_all_cores_rewritten(around: Neighbors, module: Module) -> bool:
     """Return whether some files around have a part of Apex's core, and all of these are rewritten."""
     others = list(around.core_modules_sharing_training(module))
     try:
-        return bool(others) and all(_is_core_rewritten(other, theirs, around) for other, theirs in others)
+        return bool(others) and all(
+            _is_core_of_other_rewritten(other, theirs, around) for other, theirs in others
+        )
     except (SourceInvalid, RecursionError, ValueError):
         return False
 
@@ -557,7 +559,7 @@ def _file_by_hand_checking_apex(around: Neighbors, module: Module) -> str:
     """Return the name of a file that is left by hand and may ask a module whether Apex is there; empty if none is."""
     for other, theirs in around.core_modules_checking_apex(module):
         try:
-            if not _is_core_rewritten(other, theirs, around):
+            if not _is_core_of_other_rewritten(other, theirs, around):
                 return around.relative_path_of(other)
         except (SourceInvalid, RecursionError, ValueError):
             return around.relative_path_of(other)
@@ -568,7 +570,7 @@ def _names_grad_scaler(module: Module) -> bool:
     return "GradScaler" in module.text
 
 
-def _is_core_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
+def _is_core_of_other_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
     """Return whether the core of another file of a project is rewritten, or is so already."""
     return migrate_text(module.text, Neighbors(path, around.imports), ignores_other_files=True).whole
 

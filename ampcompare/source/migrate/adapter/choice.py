@@ -307,7 +307,7 @@ def _unchanged_if_others_stay(
     if not staying or not result.is_changed or result.document is None:
         return result
     around, module = _neighbors_and_module(result, imports)
-    left = next((path for path in around.files_of_program(module) if path in staying), None)
+    left = next((path for path in around.other_files_of_program(module) if path in staying), None)
     reason = STAYS_WITH
     if left is None and _is_apart_from_trainings(result, imports):
         left, reason = min(staying), STAYS_BESIDE
@@ -321,7 +321,7 @@ def _unchanged_if_others_stay(
 def _files_with_core_around(result: FileMigration, imports: ImportIndex) -> list[Path]:
     """Return the other files with a part of Apex's core that run where a file does."""
     around, module = _neighbors_and_module(result, imports)
-    return around.files_of_program_that(module, has_part_of_apex_core)
+    return around.other_files_of_program_that(module, has_part_of_apex_core)
 
 
 def _neighbors_and_module(result: FileMigration, imports: ImportIndex) -> tuple[Neighbors, Module]:

@@ -362,7 +362,7 @@ def _notes_on_rest_of_program(
     names = ModuleImports(module)
     uses = [node for node, full in names.uses if public_full_name(full) == "apex.amp.initialize"]
     initialize = next((each for each in map(module.parent, uses) if isinstance(each, ast.Call)), uses[0])
-    program = imports.files_of_program(own)
+    program = imports.other_files_of_program(own)
     for path in program:
         if path in noted_paths or not imports.is_question_true_of_module(path, may_call_apex_through_package):
             continue

@@ -376,7 +376,7 @@ def _calls_of_torch_functions(
                 yield layers[name], True, call
         elif meaning.startswith("torch.nn.functional."):
             yield name, True, call
-        elif meaning == f"torch.{name}" or (not meaning and _is_method_of_tensor(call, own)):
+        elif meaning == f"torch.{name}" or (not meaning and _is_method_of_tensors_alone(call, own)):
             yield name, False, call
 
 
@@ -387,7 +387,7 @@ def _is_only_attribute_used(module: Module, made: ast.Call) -> bool:
     return isinstance(outer, ast.Attribute) and not (isinstance(around, ast.Call) and around.func is outer)
 
 
-def _is_method_of_tensor(call: ast.Call, own_names: set[str]) -> bool:
+def _is_method_of_tensors_alone(call: ast.Call, own_names: set[str]) -> bool:
     """Return whether a call by an unknown name is one of a method that only tensors have, and no attribute is that."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr in OFTEN_OF_OTHERS:
         return False
@@ -424,7 +424,7 @@ def _note_cpu_moves_elsewhere(core: ApexCore, outputs: AutocastOutputs) -> None:
         lines[module] = min(call.lineno, lines.get(module, call.lineno))
     for module in core.around.modules_imported_transitively(core.module):
         for call, owner in module.method_calls("cpu"):
-            if module not in lines and _is_named_like_output(module, owner):
+            if module not in lines and _is_named_like_output_elsewhere(module, owner):
                 if outputs.coverage.coverage_of_node(module, call) is not Answer.NO:
                     lines[module] = call.lineno
     if lines and core.sites.initializes:
@@ -444,7 +444,7 @@ def _cast_or_note_inplace_products(core: ApexCore, outputs: AutocastOutputs) -> 
         if outputs.coverage.coverage_of_node(core.module, call) is Answer.YES:
             raise UnsureRewrite(call, PRODUCT_HERE.format(text))
         core.add_note(call, text)
-    for _, module in core.around.modules_of_program(core.module) if core.sites.initializes else ():
+    for _, module in core.around.other_modules_of_program(core.module) if core.sites.initializes else ():
         for call, text in _inplace_products_and_remarks(module):
             answer, name = outputs.coverage.coverage_of_node(module, call), last_name(call.func)
             if answer is Answer.NO:
@@ -586,7 +586,7 @@ def _arguments_for_parameter(core: ApexCore, node: ast.expr) -> Iterator[ast.exp
                     yield given
 
 
-def _is_named_like_output(module: Module, node: ast.expr) -> bool:
+def _is_named_like_output_elsewhere(module: Module, node: ast.expr) -> bool:
     """Return whether a tensor of another file is called as outputs of models are."""
     while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Call) and last_name(node.func) in NO_FLOATS - KEEP:

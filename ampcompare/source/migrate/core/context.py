@@ -134,7 +134,7 @@ class ApexCore:
         """Return the parameters of functions of the project that get one of some objects in a call of this module."""
         return parameters_receiving(self.index, call, argument_names)
 
-    def runs_before_initialize(self, statement: ast.stmt) -> bool:
+    def runs_only_before_initialize(self, statement: ast.stmt) -> bool:
         """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
         if self.early_runs.places_of(statement) == {PlaceAroundInitialize.ABOVE}:
             return True

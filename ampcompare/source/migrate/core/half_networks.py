@@ -48,7 +48,7 @@ def refuse_half_weights(core: ApexCore) -> None:
     if not any(each.block for each in core.sites.backwards):
         return
     for call, owner in calls_casting_to_fp16(core.module):
-        if not core.runs_before_initialize(core.module.statement_around(call)) and _is_model_or_part(
+        if not core.runs_only_before_initialize(core.module.statement_around(call)) and _is_model_or_part(
             core, owner
         ):
             raise UnsureRewrite(call, HALF_WEIGHTS)
@@ -71,7 +71,9 @@ def refuse_or_note_half_networks(core: ApexCore) -> None:
     if fp16_level_of_file(core.sites) or not core.sites.initializes:
         return
     for run, line in _calls_and_line_of_fp16_cast(core.index):
-        if not core.has_autocast(run) and not core.runs_before_initialize(core.module.statement_around(run)):
+        if not core.has_autocast(run) and not core.runs_only_before_initialize(
+            core.module.statement_around(run)
+        ):
             raise UnsureRewrite(run, HALF_RUNS.format(line))
     coverage, first = AutocastCoverage(core), core.sites.initializes[0].call
     for module in core.around.modules_imported_transitively(core.module):

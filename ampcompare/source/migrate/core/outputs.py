@@ -350,7 +350,7 @@ class AutocastOutputs:
         return (
             core.has_autocast(node)
             or core.is_in_disable_casts_block(node)
-            or core.runs_before_initialize(core.module.statement_around(node))
+            or core.runs_only_before_initialize(core.module.statement_around(node))
         )
 
     def functions_returning_elsewhere(self) -> Iterator[tuple[ast.AST, str]]:

@@ -142,7 +142,7 @@ def _add_autocast_to_evaluations(core: ApexCore) -> set[ast.AST]:
             continue
         if any(outer in wrapped for outer in core.module.ancestors(node)) or not core.reaches_scaler(node):
             continue
-        if core.is_in_disable_casts_block(node) or core.runs_before_initialize(node):
+        if core.is_in_disable_casts_block(node) or core.runs_only_before_initialize(node):
             continue
         if PlaceAroundInitialize.ABOVE in core.early_runs.places_of(node):
             if not core.always:
@@ -198,7 +198,7 @@ def _refuse_or_note_fp16_inputs(core: ApexCore) -> None:
         if not is_method and (name not in tails or model_casts_itself(core)):
             continue
         statement = module.statement_around(call)
-        if core.has_autocast(call) or core.runs_before_initialize(statement):
+        if core.has_autocast(call) or core.runs_only_before_initialize(statement):
             continue
         function = module.function_around(call)
         for node in halves:
@@ -222,7 +222,7 @@ def _note_methods_trusted_by_name(core: ApexCore) -> None:
         if owner_name_of_method(call.func) in core.model_names and not is_computing_model_call(
             call, core.model_names
         ):
-            if not core.has_autocast(call) and not core.runs_before_initialize(
+            if not core.has_autocast(call) and not core.runs_only_before_initialize(
                 core.module.statement_around(call)
             ):
                 noted.add(name)
@@ -275,7 +275,7 @@ def _note_uncast_computations(core: ApexCore) -> None:
         if (
             not argument_values(call)
             or core.has_autocast(call)
-            or core.runs_before_initialize(module.statement_around(call))
+            or core.runs_only_before_initialize(module.statement_around(call))
         ):
             continue
         name = ast.unparse(call.func)
@@ -399,7 +399,9 @@ class _CallsOutsideAutocast:
         if id(call) in self._seen or id(call) in self._apart or core.has_autocast(call):
             return
         self._seen.add(id(call))
-        if core.is_in_disable_casts_block(call) or core.runs_before_initialize(module.statement_around(call)):
+        if core.is_in_disable_casts_block(call) or core.runs_only_before_initialize(
+            module.statement_around(call)
+        ):
             return
         function = module.function_around(call)
         if self._only_evaluates(call) or self._has_unscaled_backward(function):

@@ -415,7 +415,7 @@ class _ValueFlow:
 
     def _runs_before_initialize(self, module: Module, node: ast.AST) -> bool:
         core = self._core
-        return module is core.module and core.runs_before_initialize(module.statement_around(node))
+        return module is core.module and core.runs_only_before_initialize(module.statement_around(node))
 
     def _follow_tensor_attribute(
         self, use: _FollowedUse, around: ast.Attribute, called: ast.Call | None

@@ -119,7 +119,7 @@ def refuse_forbidden_words(core: ApexCore) -> None:
     Raises:
         UnsureRewrite: there is one.
     """
-    others = [each for _, each in core.around.modules_of_program(core.module)]
+    others = [each for _, each in core.around.other_modules_of_program(core.module)]
     first = core.sites.initializes[0].call
     if len(others) + 1 >= MAX_MODULES:
         raise UnsureRewrite(first, MANY)
@@ -137,7 +137,7 @@ def refuse_forbidden_words(core: ApexCore) -> None:
 
 def networks_store_into_tensors(core: ApexCore) -> bool:
     """Return whether a network of the program writes into items of tensors, which must be of equal types then."""
-    others = core.around.modules_of_program(core.module)
+    others = core.around.other_modules_of_program(core.module)
     for module in (core.module, *(each for _, each in others)):
         for network in network_classes(module):
             for node in walk(network):

@@ -139,18 +139,18 @@ class Neighbors:
             files = sorted(imports.files_imported_transitively(own) - {own})
             yield from (each for _, each in self.project_of(module).modules_of_files(files))
 
-    def files_of_program(self, module: Module) -> list[Path]:
+    def other_files_of_program(self, module: Module) -> list[Path]:
         """Return the other files that run where a module does, as `ImportIndex` finds them."""
         place = self._imports_and_path(module)
-        return [] if place is None else place[0].files_of_program(place[1])
+        return [] if place is None else place[0].other_files_of_program(place[1])
 
-    def modules_of_program(self, module: Module) -> Iterator[tuple[Path, Module]]:
+    def other_modules_of_program(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the modules of the other files that run where a module does."""
-        yield from self.project_of(module).modules_of_files(self.files_of_program(module))
+        yield from self.project_of(module).modules_of_files(self.other_files_of_program(module))
 
-    def files_of_program_that(self, module: Module, question: Callable[[Module], bool]) -> list[Path]:
+    def other_files_of_program_that(self, module: Module, question: Callable[[Module], bool]) -> list[Path]:
         """Return the other files that run where a module does and of whose modules a question is true."""
-        program = self.files_of_program(module)
+        program = self.other_files_of_program(module)
         return [path for path in program if self.imports.is_question_true_of_module(path, question)]
 
     def runs_with_adapter(self, module: Module) -> bool:
@@ -164,7 +164,7 @@ class Neighbors:
         place = self._imports_and_path(module)
         if place is None or not place[0].project_files_importing_words(place[1], frozenset({ADAPTER})):
             return None  # before all of the program is looked at
-        return next(filter(place[0].imports_adapter, self.files_of_program(module)), None)
+        return next(filter(place[0].imports_adapter, self.other_files_of_program(module)), None)
 
     def importers_of_names(self, module: Module, names: Collection[str]) -> dict[str, Path]:
         """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
