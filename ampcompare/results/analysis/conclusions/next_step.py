@@ -77,7 +77,7 @@ def _all_next_steps(
     blocked = _next_step_for_unusable_reference(comparison, reference, command_line)
     if blocked:
         yield blocked
-    yield from _next_steps_after_failure(comparison, by_arm, typed)
+    yield from _next_steps_after_failure(comparison, by_arm, command_line)
     if blocked:
         return
     for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
@@ -108,13 +108,13 @@ def _next_step_for_missing_runs(
 
 
 def _next_steps_after_failure(
-    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: CompareCommandLine | None
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], command_line: CompareCommandLine | None
 ) -> Iterator[NextStep]:
     for records in by_arm.values():
         failed = [record for record in records if record.status == "failed"]
         if failed and failed[0].config.script is not None:
             if failed[0].environment.get("exit_code") != REFUSED:
-                yield _next_step_after_failed_script(failed[0], comparison, typed)
+                yield _next_step_after_failed_script(failed[0], comparison, command_line)
             continue
         if failed:
             arm = failed[0].config.arm
@@ -131,14 +131,14 @@ def _place_of_log_text(record: RunRecord) -> str:
 
 
 def _next_step_after_failed_script(
-    record: RunRecord, comparison: Comparison, typed: CompareCommandLine | None
+    record: RunRecord, comparison: Comparison, command_line: CompareCommandLine | None
 ) -> NextStep:
     """Return how to see a script fail, or what it computes before, if it ends at a NaN and trains under another arm."""
     is_by_arm = any(run.status == "completed" and run.arm != record.arm for run in comparison.records)
-    is_here = typed is not None and bool(typed.script) and record.config.stack is None
-    if typed is None or not is_here or not is_by_arm or not SAYS_NOT_FINITE.search(record.error or ""):
+    is_here = command_line is not None and bool(command_line.script) and record.config.stack is None
+    if command_line is None or not is_here or not is_by_arm or not SAYS_NOT_FINITE.search(record.error or ""):
         return _next_step_rerunning_in_foreground(record)
-    command = typed.command_to_diagnose(record.config.arm, record.config.recipe.seed, 0)
+    command = command_line.command_to_diagnose(record.config.arm, record.config.recipe.seed, 0)
     return NextStep(command=command, why=f"find what is not finite under {record.arm} before its script ends")
 
 
