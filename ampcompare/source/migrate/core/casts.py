@@ -206,7 +206,7 @@ def _products_outside(core: ApexCore, module: Module, outputs: AutocastOutputs) 
                 continue
         if module is core.module:
             statement = module.statement_around(node)
-            if core.runs_before_initialize(statement) or core.is_in_disable_casts_block(node):
+            if core.runs_only_before_initialize(statement) or core.is_in_disable_casts_block(node):
                 continue
         elif function is None:
             continue
