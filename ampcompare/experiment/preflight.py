@@ -137,7 +137,7 @@ class _TrialRunner:
         return untried
 
     def keep_advised_arms_that_train(self, failed: _CellTrial, cell: RunConfig) -> None:
-        """Leave, of the arms that the error of a trial advises, those that are seen to make a step.
+        """Leave, of the arms that the error of a trial advises, those that are seen to train to finite losses.
 
         Args:
             failed: the trial; one without advice is left as it is.

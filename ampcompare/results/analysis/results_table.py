@@ -413,9 +413,9 @@ def judge_arms(
     }
     design = SequentialDesign()
     tests = quantity_tests(margin, terms, design)
-    evidence = _evidence_by_quantity_and_arm(arms, base, values)
+    evidence = _evidence_of_table(arms, base, values)
     verdicts = {name: verdicts_on(known, tests[name].margin, design) for name, known in evidence.items()}
-    untested = [_row_without_test(its, metric, values.get(key)) for key, its in arms.items()]
+    untested = [_row_of_lines(its, metric, values.get(key)) for key, its in arms.items()]
     rows = rows_with_verdicts(untested, verdicts, tests)
     uses_sd = any(value.uses_sd for value in values.values() if value)
     independent = [arms[key][0].arm for key, value in values.items() if value and value.by_welch]
@@ -490,7 +490,7 @@ def _divergence_verdict(runs: Sequence[RunOrMeanOfRuns]) -> Verdict:
     return Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
 
 
-def _row_without_test(
+def _row_of_lines(
     runs: Sequence[RunOrMeanOfRuns], metric: Metric, value: _ArmDifference | None
 ) -> ArmSummary:
     """Return the row of an arm before its verdicts."""
@@ -516,7 +516,7 @@ def _row_without_test(
     )
 
 
-def _evidence_by_quantity_and_arm(
+def _evidence_of_table(
     arms: Mapping[str, Sequence[RunOrMeanOfRuns]],
     base: Sequence[RunOrMeanOfRuns],
     differences: Mapping[str, _ArmDifference | None],

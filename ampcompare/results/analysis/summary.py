@@ -86,10 +86,10 @@ def summarize(
 
     # The path of a verdict, a line for each stage.
     pairings = {arm: Pairing.by_seed(runs[arm], base) for arm in arms}
-    evidence = _evidence_by_quantity_and_arm(pairings, tests)
+    evidence = _evidence_of_pairings(pairings, tests)
     verdicts = {name: verdicts_on(evidence[name], test.margin, design) for name, test in tests.items()}
     opposite = _arms_whose_loss_contradicts(metric, evidence, design)
-    untested = [_row_without_test(arm, pairings[arm], verdicts["quality"][arm], margin) for arm in arms]
+    untested = [_row_of_pairing(arm, pairings[arm], verdicts["quality"][arm], margin) for arm in arms]
     rows = rows_with_verdicts(untested, verdicts, tests, opposite)
     facts = {
         "command": command,
@@ -239,7 +239,7 @@ def _runs_by_arm(records: Sequence[RunRecord], arms: Sequence[str]) -> dict[str,
     return found
 
 
-def _evidence_by_quantity_and_arm(
+def _evidence_of_pairings(
     pairings: Mapping[str, Pairing], tests: Mapping[Quantity, QuantityTest]
 ) -> dict[Quantity, dict[str, Evidence]]:
     """Return what paired runs show; of an arm whose runs are not as it declares, that alone."""
@@ -265,7 +265,7 @@ def _arms_whose_loss_contradicts(
     return arms_in_opposite_directions(evidence["quality"], evidence["loss"], design.error_rate)
 
 
-def _row_without_test(arm: str, pairing: Pairing, quality: Verdict, margin: QualityMargin) -> ArmSummary:
+def _row_of_pairing(arm: str, pairing: Pairing, quality: Verdict, margin: QualityMargin) -> ArmSummary:
     """Return a row with what needs no test: figures, memory, and for which samples the verdict on quality holds."""
     row = untested_row(arm, pairing)
     if pairing.is_of_reference or quality.kind == "not as declared":

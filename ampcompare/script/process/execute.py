@@ -183,7 +183,7 @@ def untried_arms_text(arms: Sequence[str], settings: ExecSettings) -> str:
         return ""
     return (
         f"{' and '.join(arms)} {'was' if len(arms) == 1 else 'were'} not tried here: "
-        f"`ampcompare compare --dry-run --arm {settings.arm} -- ...` names those that make a step"
+        f"`ampcompare compare --dry-run --arm {settings.arm} -- ...` names those that train to finite losses"
     )
 
 

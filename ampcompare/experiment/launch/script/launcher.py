@@ -319,7 +319,9 @@ def _why_script_failed(script: ScriptConfig, code: int, rows: ScriptRows, folder
         if str(error).startswith("ChildFailedError"):  # of torchrun, which quotes no rank
             error = first_error_of_children(folder) or error
         hint = f". {COMPAT_HINT[0].upper()}{COMPAT_HINT[1:]}"
-        return f"{error}{hint if not script.compat_torch and may_compat_torch_prevent(str(error)) else ''}"
+        hint = hint if not script.compat_torch and may_compat_torch_prevent(str(error)) else ""
+        untried = " (this cell tried no other arm)" if ended.get("advice") else ""  # as a preflight does
+        return f"{error}{untried}{hint}"
     if not rows.steps and (children := len(rows_of_training_children(folder))):
         return (
             f"the script trains in {children} child processes, which are not the ranks of one process group. "

@@ -101,6 +101,11 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
         ),
         ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
         ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
+        (
+            "from ampcompare.errors import ConfigError\nraise ConfigError.with_advice('no', 'fp32')",
+            "failed",
+            "no; compare fp32 (train.py:14) (this cell tried no other arm)",
+        ),
         pytest.param(
             "step()\ntorch.ones(1).cuda()",
             "failed",
