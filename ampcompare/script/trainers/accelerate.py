@@ -14,6 +14,7 @@ from ampcompare.script.invocation.target import Target, forget_shadowed_modules
 from ampcompare.script.recording.metrics import log_numbers
 from ampcompare.script.trainers.arm import Follow, TrainerContext
 
+FULL_EVALUATIONS = ("bf16_full_eval", "fp16_full_eval")
 PLUGINS = {
     "DEEPSPEED": ("DeepSpeed", "leave DeepSpeed out of the configuration"),
     "FSDP": ("Accelerate's FSDP plugin", "leave FSDP out of the configuration"),
@@ -72,7 +73,19 @@ def _follow_trainer_logs(name: str, context: TrainerContext, events: Subscriptio
         log_numbers(logs, "Trainer.log")
         return original(trainer, logs, *args, **kwargs)
 
+    def evaluate(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        for flag in FULL_EVALUATIONS:
+            if getattr(trainer.args, flag, False) and not getattr(trainer, "is_in_train", False):
+                kind = flag.partition("_")[0]
+                context.note_departure(
+                    f"{flag} of transformers casts the weights to {kind} for an evaluation behind the training, under "
+                    "every arm: the metric is that of rounded weights"
+                )
+        return original(trainer, *args, **kwargs)
+
     events.wrap(module.Trainer, "log", log)
+    if hasattr(module.Trainer, "evaluation_loop"):
+        events.wrap(module.Trainer, "evaluation_loop", evaluate)
 
 
 def _follow_accelerate_launch(name: str, context: TrainerContext, events: Subscriptions) -> None:

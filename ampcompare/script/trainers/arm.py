@@ -29,7 +29,10 @@ class TrainerContext:
 
     def note_replaced_setting(self, setting: str) -> None:
         """Note once that the arm decides in the place of a setting, such as `precision="16-mixed"` of Lightning."""
-        text = f"the arm decides in the place of {setting}"
+        self.note_departure(f"the arm decides in the place of {setting}")
+
+    def note_departure(self, text: str) -> None:
+        """Note once in what a run departs from the script or from the arm."""
         if not self.is_script and self._rows is not None and text not in self._notes:
             self._notes.add(text)
             self._rows.add_departure_note(text)

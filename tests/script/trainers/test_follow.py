@@ -207,3 +207,39 @@ def test_a_launcher_runs_the_script_in_this_process(
         launch.launch_command_parser().parse_args([*arguments, str(script), "--epochs", "2"])
     )
     assert capsys.readouterr().out == "ran __main__ ['--epochs', '2'] bf16\n"
+
+
+@pytest.mark.parametrize(("arm", "is_noted"), [("fp32", True), ("script", False)])
+@pytest.mark.parametrize("flag", ["bf16_full_eval", "fp16_full_eval"])
+def test_an_evaluation_with_cast_weights_is_noted(
+    behind: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flag: str, arm: str, is_noted: bool
+) -> None:
+    """A Trainer of transformers casts the weights itself, behind the training."""
+    package = tmp_path / "transformers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "trainer.py").write_text(TRAINER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("transformers", "transformers.trainer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    rows = RecordedSteps()
+    behind(arm, rows)
+    from transformers.trainer import Trainer  # type: ignore[import-not-found, unused-ignore]
+
+    for is_in_train in (True, False):
+        assert Trainer(SimpleNamespace(**{flag: True}), is_in_train).evaluation_loop() == 1
+        noted = [note for note in rows.notes if f"{flag} of transformers casts the weights" in note]
+        assert len(noted) == (is_noted and not is_in_train)
+
+
+TRAINER = """
+class Trainer:
+    def __init__(self, args, is_in_train):
+        self.args, self.is_in_train = args, is_in_train
+
+    def log(self, logs):
+        pass
+
+    def evaluation_loop(self):
+        return 1
+"""
