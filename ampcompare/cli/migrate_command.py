@@ -54,7 +54,8 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, default_form(("paths", "torch_version", "
         ),
     ],
     epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand; 2 usage, or a file cannot be "
-    "read, parsed or written. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
+    "read, parsed or written. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed, or there is "
+    "nothing to compare.",
 )
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")

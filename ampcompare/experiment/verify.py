@@ -111,7 +111,8 @@ class _Verification:
         """Run and compare; return the exit code: 0 where the rewritten files can be used, else 1.
 
         Raises:
-            LaunchError: the unchanged script trained nothing that could be compared, or a run failed.
+            LaunchError: the unchanged script trained nothing that could be compared, nothing of it changes, or a run
+                failed.
         """
         original = self._run() if self._stack is None else self._run(stack=self._stack)
         if not original.applied or (self._stack is not None and not original.losses):
@@ -122,7 +123,7 @@ class _Verification:
         self._say(
             f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.step_counts_text()}"
         )
-        if not rewritten.applied and not rewritten.losses:
+        if not rewritten.losses:
             return self._print_verdict_of_idle_rewrite(original, rewritten)
 
         unpaired = "" if self._stack is None else self._say_starts_and_why_unpaired(original, rewritten)
@@ -171,7 +172,11 @@ class _Verification:
             self._say(line)
 
     def _migrations_of_script_and_files(self, original: ScriptRun) -> list[FileMigration]:
-        """Return what becomes of the script and of the files of it that use Apex."""
+        """Return what becomes of the script and of the files of it that use Apex.
+
+        Raises:
+            LaunchError: nothing of them changes.
+        """
         imported = _project_files_with_apex(self._script)
         if self._stack is None:  # the run has seen which of them it imports
             imported = [*original.files, *(each for each in imported if self._was_imported(each, original))]
@@ -179,6 +184,8 @@ class _Verification:
             os.path.normpath(self._script.parent / each) for each in imported if each != self._script.name
         ]
         moved = migrate_whole_files([self._script, *map(Path, dict.fromkeys(others))], self._asked)
+        if not moved.texts():
+            raise LaunchError(NOTHING_CHANGES)
         self._adapter, how = moved.adapter, FOR_ADAPTER if moved.adapter else FOR_TORCH
         self._run_moved = functools.partial(self._run, rewrite=how, texts=moved.texts())
         self._say_lines(moved.reasons)
@@ -305,6 +312,12 @@ def _project_files_with_apex(script: Path) -> list[str]:
 
 NO_LOSS_SCALED = (
     "there is nothing to compare: neither the script nor its migrated form scales a loss or shows another"
+)
+
+NOTHING_CHANGES = (
+    "there is nothing to compare: migrate changes neither the script nor a file that it imports; "
+    "`ampcompare lint` looks for mistakes in a script that has moved, and `ampcompare compare --arm script,fp32,O1` "
+    "trains it under several arms"
 )
 
 

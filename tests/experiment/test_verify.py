@@ -680,7 +680,8 @@ def test_a_switch_that_asks_for_apex_finds_none(
         return trace_script_in_child(other if rewrite else path, arguments, rewrite=rewrite, **how)
 
     monkeypatch.setattr(verify, "trace_script_in_child", run)
-    monkeypatch.setattr(verify, "migrate_whole_files", lambda paths, how: verify.MigratedFiles([], False, []))
+    moved = verify.MigratedFiles([], False, [], [tmp_path / "torch_amp_adapter.py"])  # a file that changes
+    monkeypatch.setattr(verify, "migrate_whole_files", lambda paths, how: moved)
     said: list[str] = []
     assert verify_rewritten_script(str(script), [], steps=4, say=said.append, how="rewrite") == 1
     assert "scaled no loss in 4 steps and 4 backward passes: its switch for fp16 did not act" in said[-2]
@@ -726,3 +727,44 @@ def test_nothing_to_compare_says_what_the_script_did(tmp_path: Path, start: str,
     except LaunchError as error:
         said.append(str(error))
     assert re.search(words, "\n".join(said))
+
+
+MOVED = """
+import torch
+
+model = torch.nn.Linear(8, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for step in range(4):
+    with torch.autocast("cuda"):
+        loss = model(torch.ones(4, 8, device="cuda")).float().pow(2).mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of scaled gradients: wrong, and equal to itself
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+@pytest.mark.parametrize("how", ["", "rewrite", "adapter"])
+def test_a_script_that_nothing_changes_is_not_compared_with_itself(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MOVED, encoding="utf-8")
+    with pytest.raises(
+        LaunchError, match="nothing to compare: migrate changes neither the script nor a file"
+    ):
+        verify_rewritten_script(str(script), [], steps=4, say=print, how=how)
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_no_scaled_loss_is_not_equal_to_none(tmp_path: Path) -> None:
+    """The casts of O1 are on, and a step is taken; no loss is there to compare."""
+    script = tmp_path / "train.py"
+    build = "model = torch.nn.Linear(8, 2).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    begin = 'fp16 = False\nmodel, optimizer = amp.initialize(model, optimizer, opt_level="O1")'
+    script.write_text(f"import torch\nfrom apex import amp\n{build}{begin}{LOOP}", encoding="utf-8")
+    with pytest.raises(LaunchError, match="nothing to compare: neither the script nor its migrated form"):
+        verify_rewritten_script(str(script), [], steps=4, say=print, how="adapter")
