@@ -1,5 +1,6 @@
 """The path of a verdict that design.md draws is the one that a call of `report` takes."""
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -27,10 +28,13 @@ def calls_of_report(folder: Path) -> list[tuple[Function, list[Function]]]:
     """Each function of the package that `report` calls, with those that have called it, from the nearest."""
     found: list[tuple[Function, list[Function]]] = []
 
+    @functools.cache  # of each of the frames below each call
+    def own_path(file: str) -> str:
+        path = Path(file)
+        return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else ""
+
     def function_of(frame: FrameType) -> Function:
-        file = Path(frame.f_code.co_filename)
-        is_own = file.is_relative_to(PACKAGE)
-        return (file.relative_to(PACKAGE).as_posix() if is_own else ""), frame.f_code.co_name
+        return own_path(frame.f_code.co_filename), frame.f_code.co_name
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and (called := function_of(frame))[0]:

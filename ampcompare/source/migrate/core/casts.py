@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from ampcompare.source.index import Answer
+from ampcompare.source.index import Answer, Index
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.holders import access_path_of
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
@@ -175,7 +175,7 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
                 core.add_note(initialize.call, where + OUTSIDE_PRODUCTS.format(shown))
             for node in [] if is_half else islice(find_fp64_in_networks(module), 1):
                 core.add_note(initialize.call, BY_AUTOCAST.format(f"{where}line {node.lineno}"))
-            for text, nodes in [] if is_half else _remarks_and_mixed_arithmetic(module, forwards):
+            for text, nodes in [] if is_half else _remarks_and_mixed_arithmetic(module, core.index, forwards):
                 lines = [f"`{ast.unparse(each).splitlines()[0]}` (line {each.lineno})" for each in nodes]
                 core.add_note(initialize.call, where + text.format(", ".join(dict.fromkeys(lines))))
         written = list(_weights_written_by_networks(core)) if is_half else []
@@ -256,7 +256,7 @@ def forwards_of_models(core: ApexCore) -> set[Scope]:
 
 
 def _remarks_and_mixed_arithmetic(
-    module: Module, forwards: set[Scope]
+    module: Module, index: Index, forwards: set[Scope]
 ) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
     """Yield what is said of arithmetic in networks that O1 computes in another type than torch, with its nodes."""
     # what a constructor computes runs before `amp.initialize`, with no casts of either
@@ -268,7 +268,7 @@ def _remarks_and_mixed_arithmetic(
         for node in walk(each)
     ]
     for text, found in (
-        (NUMBERS, ScalarTensorFinder(module).nodes_mixing_scalar_tensors(nodes)),
+        (NUMBERS, ScalarTensorFinder(module, index).nodes_mixing_scalar_tensors(nodes)),
         (WIDE_IN_PLACE, Fp32TensorFinder(module, forwards).inplace_arithmetic_with_fp32_operand(nodes)),
     ):
         if found:

@@ -23,6 +23,7 @@ from ampcompare.source.syntax import argument_values, arguments, dotted_name, is
 from ampcompare.source.torch_methods import MOVING, PARAMETER_LISTS, WITH_INDICES
 
 if TYPE_CHECKING:
+    from ampcompare.source.index import Index
     from ampcompare.source.migrate.core.context import ApexCore
     from ampcompare.source.module import Module, Scope
 
@@ -107,10 +108,10 @@ def refuse_unlisted_value_flow(core: ApexCore) -> None:
 
 
 def arithmetic_differing_under_o1(
-    module: Module, nodes: list[ast.AST]
+    module: Module, index: Index, nodes: list[ast.AST]
 ) -> Iterator[tuple[ast.expr | ast.AugAssign, str]]:
     """Yield the arithmetic among nodes that O1 computes in another type than autocast, each with what is said of it."""
-    for mixed in ScalarTensorFinder(module).nodes_mixing_scalar_tensors(nodes):
+    for mixed in ScalarTensorFinder(module, index).nodes_mixing_scalar_tensors(nodes):
         yield mixed, MEETS_NUMBER.format(ast.unparse(mixed))
     for changed in Fp32TensorFinder(module).inplace_arithmetic_with_fp32_operand(nodes):
         yield changed, CHANGES_IN_PLACE.format(ast.unparse(changed))
@@ -163,7 +164,7 @@ class _ValueFlow:
                 continue
             self._inside.add(each.scope)
             nodes = list(own_nodes_of_scope(each.scope))
-            for mixed, message in arithmetic_differing_under_o1(each.module, nodes):
+            for mixed, message in arithmetic_differing_under_o1(each.module, self._core.index, nodes):
                 value = mixed.value if isinstance(mixed, ast.AugAssign) else mixed
                 use = _FollowedUse(each.module, value, VALUE, is_cast=True)
                 self._refuse_use(use, mixed, message)

@@ -292,7 +292,7 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
             raise UnsureRewrite(node, NOT_LISTED.format(full))
         if makes_fp32_number(module, node) and isinstance(module.parent(module.parent(node)), ast.BinOp):
             raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
-    for mixed, message in arithmetic_differing_under_o1(module, nodes):
+    for mixed, message in arithmetic_differing_under_o1(module, core.index, nodes):
         raise UnsureRewrite(mixed, message)
 
 

@@ -19,6 +19,7 @@ from ampcompare.source.syntax import argument_values, dotted_name, elements, las
 from ampcompare.source.torch_methods import WITH_INDICES
 
 if TYPE_CHECKING:
+    from ampcompare.source.index import Function, Index
     from ampcompare.source.module import Module, Scope
 
 
@@ -66,10 +67,16 @@ OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.FloorDiv)
 
 
 class ScalarTensorFinder:
-    """Tells which expressions of a module may be tensors that hold one number."""
+    """Tells which expressions of a module may be tensors that hold one number.
 
-    def __init__(self, module: Module) -> None:
-        self._module = module
+    Args:
+        module: of the expressions.
+        index: of the calls of its project.
+    """
+
+    def __init__(self, module: Module, index: Index) -> None:
+        self._module = module  # of what is looked at: that of a function, while its results are
+        self._index = index
         # Of variables, and of what functions return: these grow from round to round, as one refers to another.
         self._known: dict[tuple[Scope, str], Shapes] = {}
         self._asked: set[tuple[Scope, str]] = set()
@@ -120,8 +127,8 @@ class ScalarTensorFinder:
         return node.func.attr == "to" and any(self._module.resolve(each) in kinds for each in given)
 
     def _passes_number(self, call: ast.Call) -> bool:
-        """Return whether a function of the module, or a method of the class, gets such a number."""
-        if self._function_of_module_or_class(call, self._module.scope_of.get(call, self._module.top)) is None:
+        """Return whether a function of the project gets such a number."""
+        if not self._index.project_functions_of(call, self._module.scope_of.get(call, self._module.top)):
             return False
         return any(DimensionCount.NUMBER in self._shapes_of(each) for each in argument_values(call))
 
@@ -298,21 +305,21 @@ class ScalarTensorFinder:
         return TENSOR if last_name(call.func) in WITH_INDICES else ROW
 
     def _shapes_of_own_function(self, call: ast.Call, scope: Scope) -> Shapes:
-        """Return what a function of the module, or a method of the class, returns; a tensor for any other."""
-        function = self._function_of_module_or_class(call, scope)
-        if function is None:
-            return TENSOR
-        returned = [
-            each.value
-            for each in ast.walk(function.node)
-            if isinstance(each, ast.Return) and each.value is not None
-        ]
-        return self._shapes_of_any((function, "return"), returned)
+        """Return the shapes of what a function of the project returns; those of a tensor for any other."""
+        functions = self._index.project_functions_of(call, scope)
+        return reduce(frozenset.union, map(self._shapes_returned_by, functions)) if functions else TENSOR
 
-    def _function_of_module_or_class(self, call: ast.Call, scope: Scope) -> Scope | None:
-        text = dotted_name(call.func) or ""
-        home = scope.owner if text.startswith("self.") else self._module.top
-        return home.functions.get(text.removeprefix("self.")) if home is not None else None
+    def _shapes_returned_by(self, function: Function) -> Shapes:
+        node = function.scope.node
+        returned = [node.body] if isinstance(node, ast.Lambda) else []
+        returned += [
+            each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None
+        ]
+        around, self._module = self._module, function.module
+        try:
+            return self._shapes_of_any((function.scope, "return"), returned)
+        finally:
+            self._module = around
 
 
 def is_loss_call(call: ast.Call) -> bool:

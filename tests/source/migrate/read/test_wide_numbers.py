@@ -4,6 +4,7 @@ import ast
 
 import pytest
 
+from ampcompare.source.index import Index
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.module import Module
@@ -15,7 +16,19 @@ from torch import nn
 from torch.nn import functional as F
 
 
-class Net(nn.Module):
+def sum_of(row):
+    return row.sum()
+
+
+total = sum_of
+
+
+class Base(nn.Module):
+    def total_of(self, h):
+        return h.sum()
+
+
+class Net(Base):
     def __init__(self, eps=1e-3):
         super().__init__()
         self.one, self.two, self.eps = nn.Linear(8, 16), nn.Linear(16, 16), eps
@@ -58,6 +71,9 @@ MIXED = {
     "a sum of Python": "h = sum(self.vec) * h",
     "a method": "h = h.mul(self.vec[0])",
     "a method in place": "h.mul_(self.vec[0])",
+    "a method of a base": "h = h * self.total_of(self.vec)",
+    "a function under another name": "h = h * total(self.vec.exp())",
+    "a lambda": "last = lambda v: v.sum()\nh = h * last(self.vec)",
     "a function of torch": "h = torch.mul(h, self.vec[0])",
     "in place": "h += self.vec[0]",
     "a comparison": "h = h * (h > self.vec[0])",
@@ -96,7 +112,10 @@ def _mixed(lines: str) -> list[str]:
     indented = "".join(f"        {line}\n" for line in lines.splitlines())
     module = Module(NETWORK.format(lines=indented))
     nodes = [node for network in network_classes(module) for node in walk(network)]
-    return [ast.unparse(each) for each in ScalarTensorFinder(module).nodes_mixing_scalar_tensors(nodes)]
+    return [
+        ast.unparse(each)
+        for each in ScalarTensorFinder(module, Index(module)).nodes_mixing_scalar_tensors(nodes)
+    ]
 
 
 @pytest.mark.parametrize("lines", MIXED.values(), ids=MIXED)
