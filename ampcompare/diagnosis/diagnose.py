@@ -29,6 +29,7 @@ from ampcompare.training.process.device import resolve_device
 
 FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
+LEAST_LOST = 0.5  # percent of the updates that rounding loses, from which a note says so
 
 
 def loss_scale_headroom_over_steps(steps: Iterable[StepFacts]) -> LossScaleHeadroom | None:
@@ -177,4 +178,7 @@ def _diagnosis_notes(arm: Arm, observation: RunObservation) -> Iterator[str]:
     if halves and (arm.roles is None or arm.roles.update == "nearest"):
         lost = 100 * sum(update.lost for update in halves) / sum(update.moved for update in halves)
         types = " and ".join(sorted({update.dtype for update in halves}))
-        yield f"the optimizer steps {types} weights without fp32 masters: rounding loses {lost:.0f} % of the updates"
+        if lost >= LEAST_LOST:
+            yield (
+                f"the optimizer steps {types} weights without fp32 masters: rounding loses {lost:.0f} % of the updates"
+            )

@@ -60,6 +60,7 @@ MIN_WRONG_POSITIONS, MIN_WRONG_BINS = 0.01, 0.25
 # They pass values on: an infinity that fp32 has not there was not asked for.
 MOVING = frozenset(("where", "masked_fill", "tril", "triu"))
 MIN_CHOSEN = 8  # by an order of numbers that are not whole: of fewer a share says nothing
+POLES_AT_ONE = frozenset(("acosh", "atanh", "erfinv", "log1p"))  # which a limit may keep from 1 or -1
 LIMIT_REACH = 2  # operations between a limit and what is not finite at 1, such as a change of sign
 
 
@@ -79,7 +80,9 @@ def reason_of_first_nonfinite_result(events: Sequence[OperationResult], origin: 
         return FaultReason(f"{number:g} is beyond the largest number of fp16")
 
     def operations_before(at: int) -> list[int]:
-        before = [source for source in events[at].sources if source < at]
+        # of finite numbers a product, a sum or exp becomes infinite by their size, never by a zero
+        sources = events[at].poles if at == origin else events[at].sources
+        before = [source for source in sources if source < at]
         return [
             one
             for one in before
@@ -135,6 +138,8 @@ def _reason_of_limit_rounded_to_one(
 
     So is `log1p(-p)` of what is clamped to 0.999999: in 16 bits that is 1.
     """
+    if not events[origin].poles and events[origin].key[1] not in POLES_AT_ONE:
+        return None
     at_hand = set(places)
     for _ in range(LIMIT_REACH):
         at_hand |= {source for at in at_hand for source in events[at].sources if source < origin}

@@ -90,6 +90,13 @@ OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_
 COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isin", "searchsorted", "bucketize"))
 ORDERING = frozenset(("argmax", "argmin", "max", "min", "sort", "topk"))
 CHOOSING = COMPARING | ORDERING | {"_to_copy"}
+# They make infinities or NaN of a zero: of any argument, or of the second one.
+POLES_AT_ZERO = frozenset(
+    ("digamma", "lgamma", "log", "log10", "log2", "logit", "polygamma", "reciprocal", "rsqrt")
+)
+ZERO_DIVISORS = frozenset(
+    ("binary_cross_entropy_backward", "div", "floor_divide", "fmod", "remainder", "xlogy")
+)
 # They give Python a number, or as many as there are different ones.
 READING = frozenset(("_local_scalar_dense", "_unique2", "unique_consecutive", "unique_dim"))
 MIN_READ, MAX_WHOLE = 2.0, 2.0**24  # fp32 has all whole numbers up to the second
@@ -146,6 +153,8 @@ class OperationResult:
     # what was decided by it: the integers or truth values of which the most are others in the wide run
     choice: "DiscreteChoice | None" = None
     buffer: str = ""  # that it reads and that the arm has cast
+    # places of the results that went in and of which a zero makes it infinite or NaN, as a divisor does
+    poles: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +317,13 @@ class OperationWatch(TorchDispatchMode):
                 self._note_host_read(tensors[0], output, exact, decided, where)
             if exact is not None and key[1] in CHOOSING:
                 self._note_choice(key[1], given, output, exact, _sorting_dim_of_operation(func, args, kwargs))
+            first = len(self._step.events)
+            poles = self._indices_of_results_in(_tensors_with_pole_at_zero(key[1], args))
             self._record_results(
                 key, given, output, exact, own, {id(one) for one in written}, decided, numbers
             )
+            for event in self._step.events[first:] if poles else ():
+                event.poles = poles
         return output
 
     def _run_and_keep_wide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -405,9 +418,7 @@ class OperationWatch(TorchDispatchMode):
     ) -> None:
         if key[1].startswith(UNSET):
             return
-        sources = tuple(
-            {at for one in given if (at := self._producer.get(_storage_address(one))) is not None}
-        )
+        sources = self._indices_of_results_in(given)
         self._note_sources_of_integers_and_booleans(output, decided.union(sources))
         results = _floating_tensors_in(output)
         if not results:
@@ -435,6 +446,10 @@ class OperationWatch(TorchDispatchMode):
             if numbers and result.dtype in HALF_DTYPES:
                 _note_numbers_that_type_cannot_hold(event, numbers, key[1])
             self._step.events.append(event)
+
+    def _indices_of_results_in(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        """Return the places of the results that some tensors hold."""
+        return tuple({at for one in tensors if (at := self._producer.get(_storage_address(one))) is not None})
 
     def _name_of_cast_buffer(self, given: Sequence[Tensor]) -> str:
         """Return the name of a 16-bit buffer among arguments that no operation of this step made; "" for none."""
@@ -592,6 +607,19 @@ def _replace_event_field_by_numbers(events: Sequence[OperationResult], name: str
 def _operation_name_without_overload(func: Any) -> str:
     """Return the name of an operation without its overload, such as add."""
     return str(func.__name__).partition(".")[0].rstrip("_")
+
+
+def _tensors_with_pole_at_zero(operation: str, args: Sequence[Any]) -> list[Tensor]:
+    """Return the arguments of which a zero makes the result of an operation infinite or NaN."""
+    if operation in POLES_AT_ZERO or (operation == "pow" and _is_negative_number(args[-1])):
+        return _tensors_in(args)
+    if operation in ZERO_DIVISORS:
+        return _tensors_in(args[1:2])
+    return _tensors_in(args[:1]) if operation == "_weight_norm_interface" else []
+
+
+def _is_negative_number(value: Any) -> bool:
+    return isinstance(value, int | float) and value < 0
 
 
 def _storage_address(tensor: Tensor) -> int:

@@ -35,6 +35,21 @@ def by_size(x: Tensor) -> Tensor:
     return torch.exp(x * 20)
 
 
+def some_lost(x: Tensor, size: float) -> Tensor:
+    """Return four numbers, of which one is zero in fp16 alone."""
+    one, other = torch.tensor([[TINY, size, size, size], [TINY, 1, 1, 1]], dtype=x.dtype)
+    return x * one * other
+
+
+def of_large_product(x: Tensor) -> Tensor:
+    terms = some_lost(x, 300)
+    return terms.reshape(1, 4) @ terms.reshape(4, 1)
+
+
+def of_numerator(x: Tensor) -> Tensor:
+    return some_lost(x, 30) / (x * 2.0**-12)
+
+
 def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> WatchedStep:
     watch = OperationWatch(RunningModulesTracker(), Fp32Reference())
     with watch:
@@ -54,7 +69,10 @@ def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> WatchedSte
         (of_zeros, "% of the results of _softmax are zero in the arm alone"),
         (lambda x: x / (x * TINY * TINY), "100 % of the results of mul are zero in the arm alone"),
         (beyond, "-1e+09 is beyond the largest number of fp16"),
+        (lambda x: (x * TINY * TINY) ** -0.5, "100 % of the results of mul are zero in the arm alone"),
         (by_size, None),
+        (of_large_product, None),
+        (of_numerator, None),
     ],
 )
 def test_reasons_in_fp16(function: Callable[[Tensor], Tensor], text: str | None) -> None:
