@@ -348,7 +348,7 @@ def _speed_and_size_sentence(arm: ArmProfile, reference: ArmProfile) -> str:
         return f"{arm.arm} takes {1000 * arm.seconds:.2f} ms a step{why}"
     memory = _memory_difference_text(arm, reference)
     if "emulated" in arm.half:
-        return f"{arm.arm} computes in fp32 and rounds (emulated), so its time is no measure{memory}{why}"
+        return f"{arm.arm} computes in fp32 and rounds (emulated), so its time is no measure{memory}"
     ratio = f"{arm.seconds / reference.seconds:.2f}x the step time"
     if reference.seconds >= FASTER * arm.seconds:
         still = f"; still, {faults[0].text}" if faults else ""

@@ -130,3 +130,12 @@ def test_the_headline_says_why() -> None:
         "native:bf16 is not faster than fp32 (1.00x the step time, memory 1.00x): in 61 % of"
     )
     assert sentences[2] == "half:bf16 takes 0.50x the step time of fp32; memory 1.00x"
+
+
+def test_the_headline_gives_no_share_of_time_as_the_reason_of_a_size() -> None:
+    """Nor any of a time that it calls no measure."""
+    emulated = _arm(optimizer_pointwise=0.6).model_copy(update={"half": "bf16 (emulated)"})
+    found = profiles_with_reasons([_arm("fp32"), emulated])
+    assert found[1].reasons[0].kind == "optimizer"
+    _, sentence = headline_of_profiles(found)
+    assert sentence.endswith("so its time is no measure; memory 1.00x")
