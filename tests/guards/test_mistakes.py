@@ -6,7 +6,12 @@ from ampcompare.base.errors import GuardError
 from ampcompare.guards import GUARDS
 from ampcompare.guards.checks.clipping import IN_APEX
 from ampcompare.guards.detection import library_remedies
-from ampcompare.guards.detection.library_remedies import ACCELERATE, FABRIC, TRAINER_OF_LIGHTNING
+from ampcompare.guards.detection.library_remedies import (
+    ACCELERATE,
+    FABRIC,
+    MANUAL_LIGHTNING,
+    TRAINER_OF_LIGHTNING,
+)
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 NATIVE_MISTAKES = {
@@ -456,6 +461,7 @@ def test_strict_guards_raise(case: str, remedy: str, script, guarded, marked) ->
         ("accelerate.accelerator", ACCELERATE["clip-scaled"]),
         ("lightning.fabric.fabric", FABRIC["clip-scaled"]),
         ("lightning.pytorch.plugins.precision.amp", TRAINER_OF_LIGHTNING["clip-scaled"]),
+        ("lightning.pytorch.loops.optimization.manual", MANUAL_LIGHTNING["clip-scaled"]),
         ("train", GUARDS["clip-scaled"].remedy),
     ],
 )

@@ -24,6 +24,10 @@ TRAINER_OF_LIGHTNING = {
     "clip-scaled": "clip in `on_before_optimizer_step`, where gradients are unscaled, or by `gradient_clip_val` of the "
     "Trainer",
 }
+MANUAL_LIGHTNING = {  # which refuses `gradient_clip_val`
+    "clip-scaled": "clip in `on_before_optimizer_step`, where gradients are unscaled, in place of `training_step`",
+}
+MANUAL_LOOP = ".loops.optimization.manual"  # of Lightning, for modules without `automatic_optimization`
 REMEDIES = {
     "accelerate.": ACCELERATE,
     "lightning.fabric.wrappers": FABRIC,
@@ -41,10 +45,12 @@ def remedies_of_calling_library() -> dict[str, str]:
     Where one library calls another, as the Trainer of Lightning calls Fabric, it is the outer one.
     """
     found: dict[str, str] = {}
+    is_manual = False
     frame: FrameType | None = calling_frame()
     while frame is not None:
         if is_installed_file(frame.f_code.co_filename):
             name = f"{frame.f_globals.get('__name__', '')}."
+            is_manual |= MANUAL_LOOP in name
             found = next((table for begin, table in REMEDIES.items() if name.startswith(begin)), found)
         frame = frame.f_back
-    return found
+    return MANUAL_LIGHTNING if is_manual and found is TRAINER_OF_LIGHTNING else found
