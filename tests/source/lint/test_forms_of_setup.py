@@ -77,9 +77,23 @@ PAIRS = {
         def fit(model, loader):
             for batch in loader:
                 optimizer.zero_grad()
-                scaler.scale(model(batch)).backward()
+                scaler.scale(model(batch)).backward()  # noqa: AMP221
                 scaler.step(optimizer)
                 scaler.update()
+    """,
+    "AMP221: a decorated step": """
+        from torch.amp import autocast
+        @autocast("cuda", dtype=torch.bfloat16)  # wrong
+        @autocast("cuda", dtype=torch.bfloat16, enabled=False)  # right
+        def train_step(x, y):
+            loss = model(x, y)
+            loss.backward()
+            with autocast("cuda", enabled=False):
+                penalty(x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for x, y in loader:
+            train_step(x, y)
     """,
     "AMP239: loaded by a library in bf16": """
         from transformers import AutoModelForCausalLM

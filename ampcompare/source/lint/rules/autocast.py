@@ -48,11 +48,20 @@ def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
         if block is not None and _may_autocast_be_on(block, event):
             shown = f"the autocast block begins in line {block.node.lineno}"
             yield module.make_finding("AMP221", event.call, shown)
+        elif not any(one.kind == "autocast" for one in event.contexts):
+            decorator = _decorating_autocast(module, event.call)
+            if decorator is not None and _may_argument_be_on(decorator, event):
+                shown = f"autocast decorates the function, in line {decorator.lineno}"
+                yield module.make_finding("AMP221", event.call, shown)
 
 
 def _may_autocast_be_on(block: WithBlock, event: TrainingEvent) -> bool:
     """Return whether the argument `enabled` of an autocast can be true under the conditions of an event."""
-    enabled = None if block.call is None else argument(block.call, "enabled")
+    return block.call is None or _may_argument_be_on(block.call, event)
+
+
+def _may_argument_be_on(call: ast.Call, event: TrainingEvent) -> bool:
+    enabled = argument(call, "enabled")
     return enabled is None or not conditions_contradict(conditions_of_test(enabled, True), event.facts)
 
 
@@ -114,12 +123,19 @@ def _line_of_block_around(event: TrainingEvent) -> int:
 
 def _line_of_decorator(module: LintModule, event: TrainingEvent) -> int:
     """Return the line of an autocast that decorates the function with the loop of an event; 0 if none does."""
-    function = module.function_around(event.loops[-1])
+    found = _decorating_autocast(module, event.loops[-1])
+    return 0 if found is None or not _caches_casts(found) else found.lineno
+
+
+def _decorating_autocast(module: LintModule, node: ast.AST) -> ast.Call | None:
+    """Return the autocast, not switched off, that decorates the function around a node; None without one."""
+    function = module.function_around(node)
     for one in function.decorator_list if function is not None else ():
-        if isinstance(one, ast.Call) and module.resolve(one.func) in AUTOCASTS and _caches_casts(one):
-            off = is_literal(argument(one, "enabled"), False)
-            return 0 if off else one.lineno
-    return 0
+        full = module.resolve(one.func) if isinstance(one, ast.Call) else None
+        if isinstance(one, ast.Call) and full in AUTOCASTS:
+            enabled = argument(one, "enabled", 0 if full == "torch.cuda.amp.autocast" else None)
+            return None if is_literal(enabled, False) else one
+    return None
 
 
 def _caches_casts(call: ast.Call | None) -> bool:
