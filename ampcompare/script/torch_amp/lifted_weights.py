@@ -67,7 +67,16 @@ class HalfWeightLifter:
                 if tensor.dtype in HALF_DTYPES:
                     _make_param_and_gradient_fp32(tensor)
         self._wrappers.make_wrappers_again(wrapped)
-        note = f"weights lifted from {' and '.join(types)} ({user_location()})"
+        self._note_departure(f"weights lifted from {' and '.join(types)} ({user_location()})")
+        if torch.get_default_dtype() in HALF_DTYPES:
+            default = str(torch.get_default_dtype()).removeprefix("torch.")
+            self._note_departure(
+                f"the default type of the script is {default}: an arm lifts weights alone, and data, noise and buffers "
+                "that the script makes keep that type"
+            )
+
+    def _note_departure(self, note: str) -> None:
+        """Note once in what the arm departs from the script."""
         if self._rows is not None and note not in self._notes:
             self._rows.add_departure_note(note)
         self._notes.add(note)

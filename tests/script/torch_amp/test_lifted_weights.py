@@ -48,6 +48,22 @@ def test_lifted_weights_train_as_fp32_ones(behind: Any, arm: str) -> None:
     assert "test_lifted_weights.py:" in note
 
 
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+def test_what_a_script_makes_in_its_default_type_is_noted(behind: Any, default: torch.dtype) -> None:
+    """An arm lifts weights, not a schedule that the script makes."""
+    rows = RecordedSteps()
+    behind("fp32", rows)
+    model = network().bfloat16()
+    torch.set_default_dtype(default)
+    try:
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.optim.SGD(model.parameters(), lr=0.1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    said = [note for note in rows.notes if "the default type of the script is bfloat16" in note]
+    assert len(said) == (default is torch.bfloat16)
+
+
 def test_the_script_stays_as_written(behind: Any) -> None:
     behind("script")
     assert {value.dtype for value in trained(network().bfloat16(), torch.bfloat16)} == {

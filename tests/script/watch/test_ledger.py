@@ -478,6 +478,12 @@ def test_the_line_that_sets_the_type_of_weights_is_named(run: Run, text: str, by
     assert run(text + PLAIN)[0].by.get("weights") == by
 
 
+def test_data_of_a_default_type_are_not_lifted(run: Run) -> None:
+    """The weights are, which is no reason to read the rest as fp32."""
+    by = run(DEFAULT + PLAIN, "fp32")[0].by["weights"]
+    assert by.endswith("lifted by arm fp32, data and buffers of the script are not")
+
+
 @pytest.mark.parametrize("zeroes", ["optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"])
 def test_updates_of_a_closure_are_seen(run: Run, zeroes: str) -> None:
     """As those of a plain step: of the same share of elements."""
