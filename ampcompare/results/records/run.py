@@ -313,6 +313,9 @@ def lost_statistics_text(layers: Sequence[str]) -> str:
     )
 
 
+EQUAL_IN_16_BITS = "numbers that an evaluation compares"  # in a remark of which many are equal by rounding
+
+
 def script_fault_remarks(record: "RunRecord") -> list[str]:
     """Return what goes wrong by the lines of a run's script, also statistics that it lost and did not diverge by."""
     if record.script is None:

@@ -32,7 +32,7 @@ from ampcompare.results.analysis.pairing.pairs import pairs_by_seed
 from ampcompare.results.analysis.pairing.seeding import why_seeds_are_one_run
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import EQUAL_IN_16_BITS, RunRecord
 from ampcompare.results.records.verdict import OPEN, Kind
 
 MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the script and the remedy
@@ -107,6 +107,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
     rest = [row for row in rows if row not in chosen]
     yield from _metric_loss_contradiction_sentences(rows, comparison.metric)
+    yield from _sentences_on_equal_numbers(rows, comparison, by_arm)
     if wide:
         yield wide
     else:
@@ -160,6 +161,23 @@ def _metric_loss_contradiction_sentences(rows: Sequence[ArmSummary], metric: Met
         yield (
             f"The training loss at the end contradicts {metric.name}, of which {sign} values are taken for the better "
             f"ones: {', '.join(arms)}."
+        )
+
+
+def _sentences_on_equal_numbers(
+    rows: Sequence[ArmSummary], comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]
+) -> Iterable[str]:
+    """Yield which differences of the metric may come from an evaluation that compares rounded numbers."""
+
+    def has_equal_numbers(arm: str) -> bool:
+        scripts = [run.script for run in by_arm.get(arm, []) if run.script is not None]
+        return any(EQUAL_IN_16_BITS in text for script in scripts for text in script.remarks)
+
+    different = [row.arm for row in rows if row.quality.kind in ("better", "worse")]
+    if tied := [arm for arm in (comparison.reference, *different) if different and has_equal_numbers(arm)]:
+        yield (
+            f"The evaluation of {names_text(tied)} compares numbers of which many are equal in 16 bits, so the "
+            f"difference in {comparison.metric.quality_noun} may be that of the ranking and not of the weights."
         )
 
 

@@ -316,6 +316,24 @@ def test_a_judged_metric_where_less_is_better() -> None:
 
 
 @pytest.mark.parametrize(
+    ("correct", "is_tied", "is_said"), [(FP32, True, False), (WORSE, True, True), (WORSE, False, False)]
+)
+def test_a_difference_of_an_evaluation_with_equal_numbers_is_doubted(
+    runs: Any, correct: Sequence[int], is_tied: bool, is_said: bool
+) -> None:
+    """Before the arm is recommended for it, or is called worse."""
+    remark = (
+        "of the bf16 numbers that an evaluation compares, 7 % equal what they are compared with (train.py:41)"
+    )
+    facts = ScriptFacts(remarks=[remark] if is_tied else [])
+    said = "The evaluation of half compares numbers of which many are equal in 16 bits, so the difference in accuracy"
+    for reference, other in ((FP32, correct), (correct, FP32)):
+        records = [one.model_copy(update={"script": facts}) for one in runs("half", other)]
+        found = compare(runs("fp32", reference), records)
+        assert found.headline[0].startswith(said) == is_said
+
+
+@pytest.mark.parametrize(
     ("top1", "loss", "spread", "is_said"),
     [
         (0.9, 2.0, 1e-4, True),  # better, and worse
