@@ -106,6 +106,7 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
 
 
+@pytest.mark.slow
 def test_the_code_of_a_cure_has_the_line_of_a_script_in_another_folder(
     diagnose: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

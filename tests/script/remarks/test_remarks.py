@@ -118,7 +118,7 @@ def test_a_sum_that_is_made_again_goes_on(
                 total = torch.zeros((), dtype=torch.bfloat16)
         total += ONE
 
-    found = _remarks(behind, add, model=_linear(), steps=1344)
+    found = _remarks(behind, add, model=_linear(), steps=672)
     assert len(found) == is_lost
     assert not is_lost or found[0].startswith("a sum in bf16 loses by rounding ")
 
