@@ -39,7 +39,13 @@ def {name}(forward):
         if isinstance(value, (list, tuple)):
             values = [to_fp32(each) for each in value]
             return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
-        return value.to({torch}.float32) if hasattr(value, "to") else value
+        if hasattr(value, "to"):
+            return value.to({torch}.float32)
+        if hasattr(value, "keys"):
+            return {{key: to_fp32(value[key]) for key in value}}
+        if isinstance(value, (str, bytes, range)) or hasattr(value, "dtype") or not hasattr(value, "__iter__"):
+            return value
+        return (iter if hasattr(value, "__next__") else type(value))(map(to_fp32, value))
 
     @functools.wraps(forward)
     def call(*args, **kwargs):

@@ -1,8 +1,12 @@
 """Models that cast by themselves: those of O2 and O3 return fp32, so that what follows them is computed as in Apex."""
 
-from collections import namedtuple
+import functools
+from collections import ChainMap, UserDict, deque, namedtuple
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -61,6 +65,62 @@ def test_what_follows_a_model_of_O2_is_computed_in_fp32(copies: str) -> None:
     assert seen == [(torch.float32, torch.float32, torch.int64, Pair, [torch.float16, None])]
     assert names["scores"].dtype == torch.float32
     assert model.weight.dtype == model.weight.grad.dtype == torch.float32
+
+
+class Batch:
+    """An iterable that is made of another one, as Apex makes it."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = list(values)
+
+    def __iter__(self) -> Any:
+        """Return its values."""
+        return iter(self.values)
+
+
+CONTAINERS = {
+    "UserDict": lambda z: UserDict(z=z),
+    "a proxy": lambda z: MappingProxyType({"z": z}),
+    "ChainMap": lambda z: ChainMap({"z": z}),
+    "deque": lambda z: deque([z]),
+    "set": lambda z: {z},
+    "frozenset": lambda z: frozenset([z]),
+    "an iterable": lambda z: Batch([z]),
+    "nested": lambda z: [deque([(z,)])],
+}
+
+
+def _types(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value.dtype]
+    values = value.values() if isinstance(value, Mapping) else value
+    return [each for one in values for each in _types(one)]
+
+
+def _returned(value: Any) -> Any:
+    """Return what a migrated model of O2 returns where its forward pass returns a value."""
+    text = migrate_text(CONTRASTIVE.replace("EVALUATION", "")).text
+    names: dict[str, Any] = {"torch": torch, "functools": functools}
+    exec(text[text.index("def returns_fp32") :].partition("\n\n\n")[0], names)
+    return names["returns_fp32"](lambda: value)()
+
+
+@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS)
+def test_outputs_of_O2_are_fp32_in_any_container(make: Any) -> None:
+    """A mapping becomes a dict, and what can be iterated one of its kind, as in Apex."""
+    made = make(torch.ones(2, dtype=torch.float16))
+    result = _returned(made)
+    assert _types(result) == [torch.float32]
+    assert type(result) is (dict if isinstance(made, Mapping) else type(made))
+
+
+def test_outputs_of_O2_that_an_iterator_gives_are_fp32() -> None:
+    assert _types(_returned(iter([torch.ones(2, dtype=torch.float16)]))) == [torch.float32]
+
+
+@pytest.mark.parametrize("value", ["text", b"bytes", 3, None, numpy.ones(2), range(3)], ids=str)
+def test_other_outputs_of_O2_stay(value: Any) -> None:
+    assert _returned(value) is value
 
 
 def test_a_model_of_another_level_keeps_the_type_of_its_outputs() -> None:

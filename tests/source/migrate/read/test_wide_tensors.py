@@ -39,6 +39,8 @@ MIXED = {
     "a new tensor": "noise = torch.randn(16, 16)\nh += 0.1 * noise",
     "a power": "h += h**2",
     "a method in place": "h.add_(self.places)",
+    "a product added in place": "h.addcmul_(self.places, self.places, value=0.1)",
+    "a quotient added in place": "h.addcdiv_(self.two(h), self.places)",
     "a power in place": "h **= 2",
     "what is made fp32": "h += self.two(h).float()",
 }
