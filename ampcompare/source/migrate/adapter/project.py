@@ -21,6 +21,11 @@ from ampcompare.source.migrate.adapter.places import (
     is_script,
     is_test_or_example,
 )
+from ampcompare.source.migrate.core.gradient_hooks import (
+    HOOK_UNDER_ADAPTER,
+    has_hooks_without_casts_under_adapter,
+    hooks_without_casts_under_adapter,
+)
 from ampcompare.source.migrate.project import FileMigration, migration_with_library_availability_findings
 from ampcompare.source.migrate.read.apex_callers import (
     find_apex_callers_of_file,
@@ -36,7 +41,7 @@ from ampcompare.source.migrate.read.early_names import (
     has_early_bindings_of_torch,
 )
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
-from ampcompare.source.migrate.read.fp64 import BY_ADAPTER, find_fp64_in_networks, makes_fp64
+from ampcompare.source.migrate.read.fp64 import BY_ADAPTER, find_fp64, makes_fp64
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
@@ -405,10 +410,14 @@ def _notes_on_o1_only_casts(
     trains = any(True for _ in module.method_calls("backward"))
     if trains and not _names_scale_loss(module) and not others_that(_names_scale_loss):
         yield Finding.of_node(initialize, NOTE, NEVER_SCALED)
-    for node in islice(find_fp64_in_networks(module), 1):
+    for node in islice(find_fp64(module), 1):
         yield Finding.of_node(node, NOTE, BY_ADAPTER.format("this line"))
     for shown in others_that(makes_fp64):
         yield Finding.of_node(initialize, NOTE, BY_ADAPTER.format(shown))
+    for call, computed in hooks_without_casts_under_adapter(module):
+        yield Finding.of_node(call, NOTE, HOOK_UNDER_ADAPTER.format(computed, "here"))
+    for shown in others_that(has_hooks_without_casts_under_adapter):
+        yield Finding.of_node(initialize, NOTE, HOOK_UNDER_ADAPTER.format("what O1 casts", f"in {shown}"))
     statements = [each for each, _ in names.imports]
     if statements and all(_may_run_behind_models(module, each) for each in statements):
         for place in [

@@ -15,7 +15,7 @@ from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.read.cast_lists import HALF_UNDER_BOTH, WIDE_LAYERS, WIDE_UNDER_AUTOCAST
 from ampcompare.source.migrate.read.finding import UnsureRewrite
-from ampcompare.source.migrate.read.fp64 import BY_AUTOCAST, find_fp64_in_networks
+from ampcompare.source.migrate.read.fp64 import BY_AUTOCAST, find_fp64
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.migrate.read.wide_tensors import Fp32TensorFinder
@@ -173,7 +173,7 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             if products:
                 shown = ", ".join(dict.fromkeys(f"line {each.lineno}" for each in products))
                 core.add_note(initialize.call, where + OUTSIDE_PRODUCTS.format(shown))
-            for node in [] if is_half else islice(find_fp64_in_networks(module), 1):
+            for node in [] if is_half else islice(find_fp64(module), 1):
                 core.add_note(initialize.call, BY_AUTOCAST.format(f"{where}line {node.lineno}"))
             for text, nodes in [] if is_half else _remarks_and_mixed_arithmetic(module, core.index, forwards):
                 lines = [f"`{ast.unparse(each).splitlines()[0]}` (line {each.lineno})" for each in nodes]

@@ -7,7 +7,7 @@ import builtins
 import sys
 from collections.abc import Iterator
 
-from ampcompare.source.index import Function, UnknownFunction, functions_of_callee
+from ampcompare.source.index import Function, Index, UnknownFunction, functions_of_callee
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.read.cast_lists import CAST_BY_O1
@@ -18,11 +18,20 @@ REGISTERING = (
     "register_hook", "register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
     "register_post_accumulate_grad_hook", "register_multi_grad_hook",
 )  # fmt: skip
+# Of these, those that the adapter does not cast in: hooks of modules, and those behind an accumulation.
+NOT_OF_TENSORS = (
+    "register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
+    "register_post_accumulate_grad_hook",
+)  # fmt: skip
 FUNCTIONS = ("torch.autograd.Function", "torch.autograd.function.Function")
 OPERATORS = {ast.MatMult: "@", ast.Pow: "**"}
 HOOK = (
     "a hook of gradients runs {} here: O1 casts in it too, and no autocast is on in a backward pass, so that it "
     "computes in the types that it gets now"
+)
+HOOK_UNDER_ADAPTER = (
+    "a hook of gradients runs {} {}: O1 casts in it too, and the adapter in hooks of tensors alone, so that it "
+    "computes in the types that it gets, and products of fp16 and fp32 fail"
 )
 BACKWARD = (
     "the backward pass of {} runs {} here: O1 casts in it too, and no autocast is on there, so that it computes in the "
@@ -42,11 +51,26 @@ def note_hooks_of_gradients(core: ApexCore) -> None:
         return
     for module in (core.module, *core.around.modules_imported_transitively(core.module)):
         for call, _ in module.method_calls(*REGISTERING):
-            if names := list(dict.fromkeys(_computations_of_hook(core, module, call))):
+            if names := list(dict.fromkeys(_computations_of_hook(core.index, module, call))):
                 _add_note(core, module, call, HOOK.format(", ".join(names)))
         for home, scope in _own_backward_passes(module):
-            if names := list(dict.fromkeys(_computations_of_functions(core, [scope]))):
+            if names := list(dict.fromkeys(_computations_of_functions(core.index, [scope]))):
                 _add_note(core, module, scope.node, BACKWARD.format(home, ", ".join(names)))
+
+
+def hooks_without_casts_under_adapter(module: Module) -> Iterator[tuple[ast.Call, str]]:
+    """Yield what registers hooks that the adapter does not cast in, with what they compute that O1 casts, or may."""
+    index = Index(module)
+    for call, owner in module.method_calls(*NOT_OF_TENSORS, "register_hook", "register_prehook"):
+        is_of_node = last_name(owner) == "grad_fn"
+        if last_name(call.func) in NOT_OF_TENSORS or is_of_node:
+            if names := list(dict.fromkeys(_computations_of_hook(index, module, call))):
+                yield call, ", ".join(names)
+
+
+def has_hooks_without_casts_under_adapter(module: Module) -> bool:
+    """Return whether a module registers hooks that the adapter does not cast in, and O1 does."""
+    return any(True for _ in hooks_without_casts_under_adapter(module))
 
 
 def _add_note(core: ApexCore, module: Module, node: ast.AST, text: str) -> None:
@@ -71,19 +95,19 @@ def _own_backward_passes(module: Module) -> Iterator[tuple[str, Scope]]:
                     yield node.name, module.scope_from[each]
 
 
-def _computations_of_hook(core: ApexCore, module: Module, call: ast.Call) -> Iterator[str]:
+def _computations_of_hook(index: Index, module: Module, call: ast.Call) -> Iterator[str]:
     """Yield what the hook that a call registers computes by O1's lists, and what of it is not seen."""
     is_of_several = last_name(call.func) == "register_multi_grad_hook"
     hook = argument(call, "fn" if is_of_several else "hook", 1 if is_of_several else 0)
     if hook is None:
         yield UNSEEN
         return
-    waiting, others = _functions_and_outside_names_of(core, hook, module.scope_of[call])
+    waiting, others = _functions_and_outside_names_of(index, hook, module.scope_of[call])
     yield from others
-    yield from _computations_of_functions(core, waiting)
+    yield from _computations_of_functions(index, waiting)
 
 
-def _computations_of_functions(core: ApexCore, waiting: list[Scope]) -> Iterator[str]:
+def _computations_of_functions(index: Index, waiting: list[Scope]) -> Iterator[str]:
     """Yield what some functions compute by O1's lists, with those of the project that they call.
 
     Args:
@@ -99,17 +123,17 @@ def _computations_of_functions(core: ApexCore, waiting: list[Scope]) -> Iterator
                 yield OPERATORS[type(node.op)]
             elif isinstance(node, ast.Call):
                 functions, others = _functions_and_outside_names_of(
-                    core, node.func, scope.module.scope_of[node]
+                    index, node.func, scope.module.scope_of[node]
                 )
                 waiting += functions
                 yield from others
 
 
 def _functions_and_outside_names_of(
-    core: ApexCore, node: ast.expr, scope: Scope
+    index: Index, node: ast.expr, scope: Scope
 ) -> tuple[list[Scope], list[str]]:
     """Return the functions of the project that an expression may be, and the others that may cast, by name."""
-    callee = core.index.function_of_expression(node, scope)
+    callee = index.function_of_expression(node, scope)
     found = functions_of_callee(callee)
     inside = [each.scope for each in found if isinstance(each, Function)]
     names = [each.name for each in found if not isinstance(each, Function)]

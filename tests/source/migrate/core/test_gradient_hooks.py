@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
+from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
 
 TRAIN = """import torch
 from apex import amp
@@ -67,6 +67,36 @@ def test_hooks_in_a_network_of_another_file_are_named(tmp_path: Path) -> None:
     )
     said = _said(tmp_path, "from nets import watch", "O1", "lambda g: g")
     assert "nets.py: line 4: " + SAID.format("norm") in said
+
+
+UNDER_ADAPTER = {
+    "model.register_full_backward_hook(lambda m, gi, go: (go[0] @ m.weight,))": "@",
+    "model.register_full_backward_pre_hook(lambda m, go: torch.matmul(go[0], m.weight))": "matmul",
+    "model.weight.register_post_accumulate_grad_hook(lambda p: print(p.grad.norm()))": "norm",
+    "(model.weight * 2).grad_fn.register_hook(lambda gi, go: torch.mm(go[0], go[0]))": "mm",
+    "model.register_full_backward_hook(lambda m, gi, go: print(go[0].shape))": "",
+    "model.weight.register_hook(lambda g: torch.mm(g, g))": "",
+    "model.register_forward_hook(lambda m, x, y: torch.mm(y, y))": "",
+}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("line", "names"), UNDER_ADAPTER.items())
+def test_hooks_of_modules_have_a_note_under_the_adapter(
+    tmp_path: Path, line: str, names: str, apart: bool
+) -> None:
+    """Where those of tensors are cast in."""
+    path, text = tmp_path / "train.py", TRAIN.replace("model.weight.register_hook({2})", "{2}")
+    (tmp_path / "watch.py").write_text(f"import torch\n\ndef watch(model):\n    {line}\n")
+    path.write_text(
+        text.format("from watch import watch", "O1", "watch(model)") if apart else text.format("", "O1", line)
+    )
+    said = [
+        one for each in choose_adapter_for_all([path]).files for one in each.lines() if "a hook of" in one
+    ]
+    assert len(said) == bool(names)
+    if said:
+        assert ("in watch.py: O1 casts" if apart else f"runs {names} here: O1 casts") in said[0]
 
 
 OWN = """
