@@ -117,6 +117,7 @@ OTHER_CLASSES = ("LayerNorm", "DistributedDataParallel")
 ASKED_FOR = "{0} asks for torch's {1} by `isinstance`, and Apex's {1} is none; torch's in its place is one"
 LAYER_NORM = "torch.nn.LayerNorm"
 FP32_RESULT = "under autocast torch's LayerNorm returns fp32, where Apex's returned the type of autocast"
+REDUCTIONS = "apex.parallel.ReduceOp"  # torch's own enumeration, whose members are used
 UNUSED_OPTION = "find_unused_parameters=True"
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
@@ -169,6 +170,8 @@ class ApexUseRewriter:
         if self._is_about_absence_of_apex(node):
             stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
             return not stays and self._rewrite_absence_of_apex(node)
+        while meaning.startswith(f"{REDUCTIONS}.") and isinstance(node, ast.Attribute):
+            node, meaning = node.value, meaning.rpartition(".")[0]  # type: ignore[assignment]
         if meaning in IMPORTED:
             return self._rename_use(node, IMPORTED[meaning])
         last = meaning.rpartition(".")[2]
@@ -276,7 +279,7 @@ class ApexUseRewriter:
             for statement, alias in self._names.imports
             if isinstance(statement, ast.ImportFrom) and (alias.asname or alias.name) == dotted_name(node)
         ]
-        if own and not twin.endswith(".convert_sync_batchnorm"):
+        if own and not twin.endswith((".convert_sync_batchnorm", ".ReduceOp")):
             self.imports |= dict.fromkeys(own, twin)
         else:  # an attribute, or a name that another file has from Apex
             self._edits.replace(node, self._full_torch_name(twin))

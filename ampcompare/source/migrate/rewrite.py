@@ -10,7 +10,7 @@ from ampcompare.source.edits import Edits, text_with_statements_on_own_lines
 from ampcompare.source.index import Index
 from ampcompare.source.migrate.core.casts import keep_types_of_outputs_and_products, note_differing_casts
 from ampcompare.source.migrate.core.context import ApexCore
-from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
+from ampcompare.source.migrate.core.core import MAY_BE_APEX, TAKEN_BY_TEXT, rewrite_core
 from ampcompare.source.migrate.core.gradient_hooks import note_hooks_of_gradients
 from ampcompare.source.migrate.core.internals import (
     AMP_STATE,
@@ -22,6 +22,8 @@ from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.read.apex_guards import (
     answer_apex_availability_with_yes,
+    is_table_of_loaded_modules,
+    places_taking_apex_by_text,
     simplify_constant_conditions,
 )
 from ampcompare.source.migrate.read.early_names import (
@@ -236,6 +238,11 @@ def _migrate_without_apex_names(
     for call, owner in module.method_calls(*CORE):
         if ast.dump(owner) in owners and isinstance(call.func, ast.Attribute):
             findings.append(Finding.of_node(call, BY_HAND, MAY_BE_APEX.format(call.func.attr)))
+    findings += [
+        Finding.of_node(each, BY_HAND, TAKEN_BY_TEXT.format(name))
+        for each, name in places_taking_apex_by_text(module)
+        if is_table_of_loaded_modules(each.value if isinstance(each, ast.Subscript) else each)
+    ]
     if not findings and not ignores_other_files:
         answered = Edits(module)
         answers = answer_apex_availability_with_yes(module, answered)

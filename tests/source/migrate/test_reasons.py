@@ -23,6 +23,8 @@ REASONS = {
     "apex.amp is used as a value here": TRAINING + "helper(amp)  #!",
     "amp is bound to something else here": INITIALIZE + LOOP + STEP + "if fp32:\n    amp = None  #!",
     "this puts another module in the place of Apex": TRAINING + "sys.modules['apex.amp'] = fake  #!",
+    "this is apex.amp by a text, so that what the script calls of it is not seen": TRAINING
+    + "sys.modules['apex.amp'].initialize(other)  #!",
     "FusedSGD is bound to something else here": (
         "if fused:\n    from apex.optimizers import FusedSGD\nelse:\n    FusedSGD = None  #!"
     ),

@@ -24,6 +24,7 @@ from ampcompare.source.migrate.read.replacement_table import LAYER_OPTIONS, OPTI
 from ampcompare.source.migrate.replacements import (
     DDP,
     NEVER_THERE,
+    REDUCTIONS,
     UNUSED,
     ApexUseRewriter,
     ddp_may_lack_gradients,
@@ -53,7 +54,7 @@ TEMPLATE = Path(__file__).with_name(f"{ADAPTER}.py.txt")
 # What the adapter lacks and torch has, by calls alone.
 OF_TORCH = frozenset({
     "apex.fp16_utils.to_python_float", "apex.optimizers.FusedAdagrad", "apex.normalization.FusedRMSNorm",
-    "apex.parallel.create_syncbn_process_group",
+    "apex.parallel.create_syncbn_process_group", "apex.parallel.ReduceOp",
 })  # fmt: skip
 # Options of Apex's that layers of the adapter, which are torch's, do not take.
 LACKING = dict.fromkeys(("FusedLayerNorm", "SyncBatchNorm"), LAYER_OPTIONS)
@@ -370,7 +371,8 @@ def _nodes_asking_for_apex(module: Module, succeeding_tries: Iterable[ast.Try]) 
     """
     for node, full in _apex_lookups(module):
         parent = module.parent(node)
-        is_asking = last_name(parent.func) in FINDERS if isinstance(parent, ast.Call) else parent is not None
+        is_asking = not isinstance(parent, ast.Call) or last_name(parent.func) in FINDERS
+        is_asking = is_asking or is_only_tested_for_presence(module, parent)
         if is_asking and name_in_adapter_of(full) is not None and not isinstance(parent, ast.Subscript):
             if not isinstance(module.statement_around(node), ast.Assert):
                 yield node
@@ -459,7 +461,7 @@ def _replace_missing_with_torch(
     torch, above = torch_name_and_place(module)
     replacements, replaced = ApexUseRewriter(module, names, edits, torch), set[ast.AST]()
     for node, full in missing_uses:
-        if public_full_name(full) in OF_TORCH:
+        if public_full_name(full) in OF_TORCH or full.startswith(f"{REDUCTIONS}."):
             try:
                 replaced |= {node} if replacements.rewrite_use(node, full) else set()
             except UnsureRewrite:
@@ -581,6 +583,14 @@ def _apex_lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
             and apex_text_of(node.slice)
         ):
             yield node.slice, apex_text_of(node.slice)
+        elif (
+            isinstance(node, ast.Call)
+            and node.args
+            and last_name(node.func) in ("get", "__getitem__")
+            and is_table_of_loaded_modules(node)
+            and apex_text_of(node.args[0])
+        ):
+            yield node.args[0], apex_text_of(node.args[0])
         elif (
             isinstance(node, ast.Compare)
             and apex_text_of(node.left)

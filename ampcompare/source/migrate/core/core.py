@@ -35,6 +35,7 @@ from ampcompare.source.migrate.read.apex_guards import (
     apex_names_rebound_by_choice,
     is_only_tested_for_presence,
     places_replacing_apex,
+    places_taking_apex_by_text,
 )
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.forward import ForwardPasses, find_forward_passes
@@ -99,6 +100,7 @@ NATIVE_TOO = (
 NAMES_UNSEEN = (
     "this binds names of the module that are not seen; what it puts in the place of Apex acts no longer"
 )
+TAKEN_BY_TEXT = "this is {0} by a text, so that what the script calls of it is not seen; import it instead"
 REPLACED = "this puts another module in the place of Apex, whose functions the calls of this file may be"
 NAMED = (
     "{0} gets a model, and nothing is known of it but its name, which does not speak of gradients: they are still "
@@ -240,6 +242,8 @@ def _refuse_apex_passed_or_rebound(module: Module, names: ModuleImports) -> None
             raise UnsureRewrite(node, SWITCHED.format(name))
     for place in places_replacing_apex(module):
         raise UnsureRewrite(place, REPLACED)
+    for taken, text in places_taking_apex_by_text(module):
+        raise UnsureRewrite(taken, TAKEN_BY_TEXT.format(text))
 
 
 def _refuse_scaling_by_library(module: Module, initialize: InitializeCall) -> None:

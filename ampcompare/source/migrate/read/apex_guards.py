@@ -154,6 +154,28 @@ def places_replacing_apex(module: Module) -> Iterator[ast.Subscript]:
                 yield each
 
 
+def places_taking_apex_by_text(module: Module) -> Iterator[tuple[ast.expr, str]]:
+    """Yield what takes Apex out of `sys.modules`, or imports it, by a text, for more than to ask for it.
+
+    With that text.
+    """
+    for node in module.nodes:
+        text = ""
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            text = apex_text_of(node.slice) if is_table_of_loaded_modules(node.value) else ""
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.func, (ast.Name, ast.Attribute)):
+            is_lookup = isinstance(node.func, ast.Attribute) and is_table_of_loaded_modules(node.func.value)
+            is_taken = last_name(node.func) in ("get", "__getitem__") if is_lookup else _imports_by_text(node)
+            text = apex_text_of(node.args[0]) if is_taken else ""
+        if text and isinstance(node, ast.expr) and not isinstance(module.parent(node), ast.Expr):
+            if not is_only_tested_for_presence(module, node):
+                yield node, text
+
+
+def _imports_by_text(call: ast.Call) -> bool:
+    return last_name(call.func) in ("import_module", "__import__")
+
+
 def tests_only_apex_presence(module: Module, test: ast.expr) -> bool:
     """Return whether a test asks for nothing but whether Apex is there, as `amp is not None` does."""
     node = test.left if isinstance(test, ast.Compare) else test

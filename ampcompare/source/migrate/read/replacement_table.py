@@ -27,6 +27,7 @@ IMPORTED = {
     "apex.parallel.SyncBatchNorm": "torch.nn.SyncBatchNorm",
     "apex.parallel.optimized_sync_batchnorm.SyncBatchNorm": "torch.nn.SyncBatchNorm",
     "apex.parallel.sync_batchnorm.SyncBatchNorm": "torch.nn.SyncBatchNorm",
+    "apex.parallel.ReduceOp": "torch.distributed.ReduceOp",
     "apex.parallel.convert_syncbn_model": "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
     "apex.normalization.FusedLayerNorm": "torch.nn.LayerNorm",
     "apex.normalization.fused_layer_norm.FusedLayerNorm": "torch.nn.LayerNorm",

@@ -84,6 +84,14 @@ from ampcompare.source.migrate.rewrite import migrate_text
             "from apex.optimizers import FusedAdagrad\nFusedAdagrad(p)\n",
             "import torch\ntorch.optim.Adagrad(p, fused=True)\n",
         ),
+        (
+            "from apex.parallel import ReduceOp\nreduce(x, ReduceOp.SUM)\n",
+            "import torch\nreduce(x, torch.distributed.ReduceOp.SUM)\n",
+        ),
+        (
+            'import sys\nm = sys.modules.get("apex.amp")\n',
+            'import sys\nm = sys.modules.get("torch_amp_adapter")\n',
+        ),
         ('import sys\nhas = "apex" in sys.modules\n', 'import sys\nhas = "torch_amp_adapter" in sys.modules\n'),
         ("import sys\nm = sys.modules['apex']\n", 'import sys\nm = sys.modules["torch_amp_adapter"]\n'),
         (
@@ -261,6 +269,16 @@ def test_a_question_for_apex_that_an_import_of_it_still_answers_is_said_to_be_on
         for each in adapt_text(text.replace("    import amp_C\n", "").replace(", amp_C.scale", "")).findings
     ]
     assert note.startswith("this asks whether Apex is there; the adapter always is")
+
+
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [("has = sys.modules.get('apex') is not None", 1), ("amp = sys.modules.get('apex').amp", 0)],
+)
+def test_a_question_for_loaded_apex_has_a_note_under_the_adapter(line: str, asks: int) -> None:
+    migration = adapt_text(f"import sys\n{line}\n")
+    assert '.get("torch_amp_adapter")' in migration.text
+    assert [each.message for each in migration.findings] == [ALWAYS_THERE] * asks
 
 
 def test_what_stands_in_the_place_of_apex_stays_and_is_named() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
+from ampcompare.source.migrate.adapter.imports import adapt_text
+from ampcompare.source.migrate.rewrite import migrate_text
 
 TRAIN = """\
 import sys
@@ -96,6 +98,56 @@ def test_what_binds_no_name_of_apex_stays(tmp_path: Path, case: str) -> None:
 def test_names_that_are_not_seen_have_a_note(tmp_path: Path, main: str) -> None:
     (line,) = _lines(tmp_path, "", main)
     assert "note: this binds names of the module that are not seen" in line
+
+
+TAKEN = {
+    "sys.modules": "sys.modules['apex.amp'].initialize(mine.model)",
+    "get": "getattr(sys.modules.get('apex').amp, 'initialize')(mine.model)",
+    "an import": "mine.run(__import__('apex').amp)",
+}
+
+
+@pytest.mark.parametrize("line", TAKEN.values(), ids=TAKEN)
+def test_apex_that_is_taken_by_a_text_leaves_the_file(tmp_path: Path, line: str) -> None:
+    (said,) = _lines(tmp_path, "", line)
+    assert "by hand: this is apex" in said
+    assert "by a text" in said
+
+
+ONLY_BY_TEXT = """\
+import sys
+
+import torch
+from apex import amp
+
+apex_amp = sys.modules["apex.amp"]
+scale = getattr(apex_amp, "scale_loss")
+model = torch.nn.Linear(8, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = apex_amp.initialize(model, optimizer, opt_level="O1")
+with scale(model(torch.ones(4, 8, device="cuda")).float().pow(2).mean(), optimizer) as scaled_loss:
+    scaled_loss.backward()
+optimizer.step()
+"""
+
+
+def test_an_import_for_a_core_taken_by_a_text_stays(tmp_path: Path) -> None:
+    """By hand under `--rewrite`, where another file without the import is as well; the adapter has both."""
+    path = tmp_path / "train.py"
+    path.write_text(ONLY_BY_TEXT)
+    (of_rewrite,) = choose_rewrite_or_adapter([path], only_ordinary=False).files
+    assert of_rewrite.num_lines_by_hand == 1
+    assert migrate_text(ONLY_BY_TEXT).whole is False
+    (said,) = migrate_text(ONLY_BY_TEXT.replace("from apex import amp\n", "")).left_by_hand
+    assert said.line == 5
+    adapted = adapt_text(ONLY_BY_TEXT).text
+    assert 'sys.modules["torch_amp_adapter"]' in adapted
+    assert "import torch_amp_adapter as amp" in adapted
+
+
+def test_a_question_for_loaded_apex_is_no_use(tmp_path: Path) -> None:
+    lines = _lines(tmp_path, "", "print('yes' if sys.modules.get('apex') is not None else 'no')")
+    assert not [each for each in lines if "by a text" in each]
 
 
 def test_another_module_in_the_place_of_apex_leaves_the_file(tmp_path: Path) -> None:
