@@ -318,7 +318,7 @@ class ScriptLedgerWatch:
         if self._arm and set(HALF_NAMES) & ledger.types_of_groups("weights").keys():
             by["weights"] = f"cast, arm {self._arm}"  # one that casts none lifts those of the script
         elif setters := self._text_on_who_set_types_of_weights(weights):
-            data = "" if self._default_at is None else ", data and buffers of the script are not"
+            data = "" if self._default_at is None else ", its data is not"
             by["weights"] = f"{setters}, lifted by arm {self._arm}{data}" if self._arm else setters
         if setters := self._text_on_who_set_types_of_weights(
             one for one in frozen if one.dtype in HALF_DTYPES
