@@ -73,6 +73,7 @@ class _UsesOfFp64:
 
     def __init__(self, module: Module) -> None:
         self._module = module
+        self._attributes = [each for each in module.nodes if isinstance(each, ast.Attribute)]
         self._constructors = {
             each
             for network in network_classes(module)
@@ -156,10 +157,9 @@ class _UsesOfFp64:
         """Return where names have their values: plain ones in a function, attributes in all of the module."""
         nodes = walk(function) if function is not None else self._module.nodes
         plain = [each for each in nodes if isinstance(each, ast.Name) and each.id in names]
-        attributes = [each for each in self._module.nodes if isinstance(each, ast.Attribute)]
         found: list[ast.Name | ast.Attribute] = [
             *plain,
-            *(each for each in attributes if dotted_name(each) in names),
+            *(each for each in self._attributes if dotted_name(each) in names),
         ]
         return [each for each in found if isinstance(each.ctx, ast.Load)]
 

@@ -1,6 +1,7 @@
 """Where a module uses the core of `apex.amp`: initialize, scale_loss, steps, gradients that are read."""
 
 import ast
+import functools
 from dataclasses import dataclass, field
 
 from ampcompare.source.amp_names import CORE
@@ -499,7 +500,7 @@ def _is_tensor_made_in_function(module: Module, owner: ast.Name | ast.Attribute)
     It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
     """
     key = dotted_name(owner)
-    if _may_optimizer_hold(module, key or ""):
+    if key in _names_optimizers_may_hold(module):
         return False
     for node in walk(module.function_around(owner) or module.tree):
         if isinstance(node, ast.Assign):
@@ -514,8 +515,10 @@ def _is_tensor_made_in_function(module: Module, owner: ast.Name | ast.Attribute)
     return False
 
 
-def _may_optimizer_hold(module: Module, key: str) -> bool:
-    """Return whether a tensor may be among the parameters of an optimizer: in a list or dict, or given to a class."""
+@functools.lru_cache(maxsize=16)  # each read of a gradient asks for the same module
+def _names_optimizers_may_hold(module: Module) -> frozenset[str]:
+    """Return names of what may be among the parameters of an optimizer: in a list or dict, or given to a class."""
+    found: set[str] = set()
     for node in module.nodes:
         held: list[ast.expr] = []
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)) and isinstance(
@@ -529,9 +532,8 @@ def _may_optimizer_hold(module: Module, key: str) -> bool:
             or last_name(node.func) in ("append", "extend", "add_param_group")
         ):
             held = argument_values(node)
-        if any(dotted_name(each) == key for each in held):
-            return True
-    return False
+        found.update(name for each in held if (name := dotted_name(each)) is not None)
+    return frozenset(found)
 
 
 def _loop_or_statement_reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
