@@ -211,12 +211,12 @@ def _cpu_half_mode_and_context(
 ) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""
     dtype = half_dtype_of(arm)
-    if settings.device == "cpu":  # the replaced device computes so already
-        return (
-            None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"
-        ), nullcontext()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return choose_cpu_half_mode_and_context("auto", dtype, device, settings.autocast_lists)
+    if settings.device != "cpu":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return choose_cpu_half_mode_and_context("auto", dtype, device, settings.autocast_lists)
+    # The replaced device casts as it was asked to, and emulates fp16 of every arm: a second mode would add nothing.
+    mode, emulation = choose_cpu_half_mode_and_context("auto", dtype, torch.device("cpu"), "cpu")
+    return mode, nullcontext() if dtype is torch.float16 else emulation
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:

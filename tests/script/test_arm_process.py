@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.experiment.launch.script.rows import read_script_rows
+from ampcompare.training.precision.cpu_half import has_bf16_instructions
 
 pytestmark = pytest.mark.integration
 RECORD = ("--record", "r.jsonl")
@@ -81,6 +82,41 @@ def test_casts_behind_apex_are_those_for_cuda(forked_python: Any, tmp_path: Path
     """On the CPU in the place of a GPU, the arm runs the functions in fp32 that `torch.autocast("cuda")` does."""
     done = run(forked_python, tmp_path, BEHIND_APEX, "--device", "cpu", "--arm", arm)
     assert done.returncode == 0, done.stderr
+
+
+EMULATED_TYPES = """
+import sys
+import torch
+from torch.utils import _python_dispatch as dispatch
+
+model = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    with torch.autocast("cuda"):
+        loss = model(torch.randn(8, 4).cuda()).float().square().mean()
+    loss.backward()
+    optimizer.step()
+modes = dispatch._get_current_dispatch_mode_stack()
+print(*sorted({str(mode.dtype) for mode in modes if hasattr(mode, "dtype")}), file=open("types.txt", "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arm", "half"), [("native:fp16", "fp16"), ("native:bf16", "bf16"), ("half:bf16", "bf16")]
+)
+def test_a_record_says_emulated_of_a_type_that_is(
+    forked_python: Any, tmp_path: Path, arm: str, half: str
+) -> None:
+    """Of bf16, which a processor may multiply itself, as of fp16, on the CPU in the place of a GPU."""
+    done = run(forked_python, tmp_path, EMULATED_TYPES, "--device", "cpu", "--arm", arm, *RECORD)
+    assert done.returncode == 0, done.stderr
+    types = (tmp_path / "types.txt").read_text().split()
+    is_emulated = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[half] in types
+    assert is_emulated == (half == "fp16" or not has_bf16_instructions())
+    assert (
+        read_script_rows(tmp_path / "r.jsonl").setup["half"]
+        == f"{half} {'emulated' if is_emulated else 'native'}"
+    )
 
 
 def test_a_refusal_is_one_line(forked_python: Any, tmp_path: Path) -> None:
