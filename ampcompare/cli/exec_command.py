@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import Arm
+from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.option_rules import OptionRule, refusal_sentence, rule_of_need
-from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
+from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter, refuse_given_parameters
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, WordChoice
 from ampcompare.script.invocation.exec_settings import (
+    OF_KEPT_STEP,
     ExecSettings,
     fields_of_verified_script,
     settings_of_kept_step,
@@ -46,7 +48,7 @@ VERIFY_RESUME = form_asked_by_parameter(
 KEEP_STEP = form_asked_by_parameter(
     "--capsule STEP",
     "capsule",
-    (*IN_EACH, "engine", "seed"),
+    ("script", "arguments", "module", *OF_KEPT_STEP),
     ", which keeps a step of the script as it is, in this environment",
 )
 IN_STACK = CommandForm(
@@ -230,19 +232,15 @@ def _run_script_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) ->
     from ampcompare.script.process.execute import execute
 
     arm = options["arm"]
-    record = options["record"]
-    weights = options["first_weights"]
-    target = call.target
     is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
     looks = ledger or (
         arm is not None and not is_cell and bool(roles_and_changes_by_update_option(Arm.parse(arm)))
     )
-    # The script may change its folder, and processes that it starts run in others.
-    options["record"] = None if record is None else os.path.abspath(record)
-    options["first_weights"] = None if weights is None else os.path.abspath(weights)
-    options["watch"] = arm is not None and record is not None
-    options["guards"] = options["guards"] or ExecSettings.guards
-    settings = ExecSettings(**options, ledger=looks, name=call.script, arguments=call.arguments)
+    watch = arm is not None and options["record"] is not None
+    settings = _settings_of_call(
+        options, ledger=looks, watch=watch, name=call.script, arguments=call.arguments
+    )
+    target = call.target
     if arm is None:
         status = execute(target, settings)
     else:
@@ -257,6 +255,35 @@ def _run_script_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) ->
     return status
 
 
+def _settings_of_call(options: Mapping[str, Any], **others: Any) -> ExecSettings:
+    """Return how a script is run, from the options of a call and other fields.
+
+    Paths are absolute: the script may change its folder, and processes that it starts run in others.
+    """
+    fields = {
+        **options,
+        "guards": options["guards"] or ExecSettings.guards,
+        "engine": _engine_of_call(options),
+    }
+    for name in ("record", "first_weights"):
+        fields[name] = None if options[name] is None else os.path.abspath(options[name])
+    return ExecSettings(**fields, **others)
+
+
+def _engine_of_call(options: Mapping[str, Any]) -> str:
+    """Return what the script is to import as `apex`: the engine that the arm names, or that of --engine.
+
+    Raises:
+        ConfigError: both are given, and differ.
+    """
+    given = str(options["engine"])
+    if options["arm"] is None or "engine" not in (arm := Arm.parse(options["arm"])).options:
+        return given
+    if (named := engine_in_script(arm)) != given:
+        refuse_given_parameters(("engine",), f"is not for arm {arm}, which names its own", "leave it out")
+    return named
+
+
 def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options: dict[str, Any]) -> int:
     """Verify that a script resumes, and return the exit code."""
     from ampcompare.base.environment.extras import require_torch
@@ -265,6 +292,7 @@ def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options:
     from ampcompare.experiment.script_resume import ResumeCheck, verify_script_resume
 
     target = call.target
+    options["engine"] = _engine_of_call(options)
     settings = fields_of_verified_script(options, target.name, target.arguments)
     return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
 
@@ -300,18 +328,8 @@ def _run_script_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: b
     from ampcompare.experiment.launch.script.stacks import run_script_in_stack
     from ampcompare.script.recording.summary import read_exec_record, summary_text
 
-    names = (
-        "seed",
-        "max_steps",
-        "shift_seeds",
-        "twin",
-        "first_weights",
-        "device",
-        "autocast_lists",
-        "compat_torch",
-    )
-    given = {name: options[name] for name in names if options[name] not in (None, False)}
-    code = run_script_in_stack(stack, arm, words, options["record"], ledger=ledger, **given)
+    settings = _settings_of_call({**options, "arm": arm}, ledger=ledger)
+    code = run_script_in_stack(stack, settings, words)
     if options["record"] is not None and os.path.exists(options["record"]):
         summary = read_exec_record(Path(options["record"]))
         click.echo(

@@ -119,6 +119,11 @@ def test_every_option_acts_in_a_form(name: str) -> None:
             "--opt-level is not for --arm ARM, which sets it",
         ),
         (["exec", "--stack", "old=python", "--engine", "nvidia", "a.py"], 2, "--engine is not for --stack"),
+        (
+            ["exec", "--arm", "O2,engine=nvidia", "--engine", "compat", "a.py"],
+            2,
+            "--engine is not for arm apex:O2,engine=nvidia, which names its own",
+        ),
         (["list", "arms", "x"], 2, "FOLDER is for list runs; write: ampcompare list runs FOLDER"),
         (["config", "schema", "--lr", "1"], 2, "--lr 1 is not for config schema; leave it out"),
         (["config", "schema", "--origin"], 2, "--origin is not for config schema; leave it out"),

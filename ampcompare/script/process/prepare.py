@@ -128,7 +128,7 @@ def _install_engine_as_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinde
     probe = find_installed_apex()
     if settings.engine == "nvidia":
         if not probe.has_amp:
-            raise BackendUnavailable(f"--engine nvidia: {probe.reason}")
+            raise BackendUnavailable(f"engine nvidia: {probe.reason}")
         return None
     if _takes_only_amp_of_engine(settings, probe):
         assert probe.path is not None

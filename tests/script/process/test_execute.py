@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from ampcompare.base.environment.apex import find_installed_apex
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.process.execute import _error_text_with_line, untried_arms_text
 
@@ -100,6 +101,14 @@ def test_arms_of_an_advice_are_said_to_be_untried() -> None:
         "native:bf16 and fp32 were not tried here: `ampcompare compare --dry-run --arm native:fp16"
     )
     assert untried_arms_text([], settings) == ""
+
+
+@pytest.mark.skipif(find_installed_apex().has_amp, reason="NVIDIA's Apex is here")
+def test_an_arm_that_names_its_engine_gets_no_other(write, forked) -> None:
+    write("train.py", "")
+    done = forked("-m", "ampcompare", "exec", "--arm", "O2,engine=nvidia", "train.py")
+    assert done.returncode == 4
+    assert "apex is not installed" in done.stderr
 
 
 def test_numbers_of_a_tensor_are_left_out_of_a_message() -> None:

@@ -6,6 +6,7 @@ written.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
@@ -63,6 +64,7 @@ from ampcompare.experiment.launch.script.launcher import (
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, rows_that_stand_for_cell
 from ampcompare.results.records.run import RECORDER_RUN, EngineInfo, RunRecord, read_record
+from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import StackConfig
@@ -74,8 +76,8 @@ OTHER_PYTHON = ("PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHE
 TORCHRUN, OLD_LAUNCHER = "torch.distributed.run", "torch.distributed.launch"
 MIN_TORCHRUN = (1, 9)
 START_SECONDS = 300.0  # until a stack answers, and a script there has imported torch
-RECORDED = ("seed", "max_steps", "shift_seeds", "first_weights")  # options of `exec` that the recorder has
-DEFAULTS = {"autocast_lists": "cuda"}
+# Fields of `ExecSettings` that the recorder reads.
+READ_BY_RECORDER = ("arm", "record", "seed", "max_steps", "shift_seeds", "first_weights")
 
 _known: dict[tuple[str, ...], "StackFacts"] = {}  # what was seen of stacks since this process began
 
@@ -453,24 +455,14 @@ def trace_command_and_stack_facts(
     return module_command(f"{__package__}.supervise", *stack.python_command_for_cell(folder), *words), found
 
 
-def run_script_in_stack(
-    stack: StackConfig,
-    arm: str,
-    words: Sequence[str],
-    record: str | None,
-    *,
-    ledger: bool = False,
-    **options: Any,
-) -> int:
+def run_script_in_stack(stack: StackConfig, settings: ExecSettings, words: Sequence[str]) -> int:
     """Run a script in a stack, with the output and the standard input of this process; return its exit code.
 
     Args:
         stack: the environment, by the command of its Python.
-        arm: in any spelling.
+        settings: how the script is run; the path of its record is absolute. The recorder keeps a record in any case,
+            which is removed where none is asked for.
         words: the script or module with its arguments.
-        record: file for what its steps did; with the recorder there is one in any case, which is removed.
-        ledger: whether the types in which it trains are shown.
-        options: those of `exec` that were given.
 
     Raises:
         EnvironmentUnfit: the stack cannot be started, or has no torch.
@@ -481,17 +473,17 @@ def run_script_in_stack(
         found = inspect_stack(stack, Path(place))
         if found.fault:
             raise EnvironmentUnfit(found.fault)
-        kept = None if record is None else os.path.abspath(record)
-        if found.has_this_ampcompare and not (Arm.parse(arm).is_as_written and found.apex_version):
-            start = ["-m", "ampcompare", "exec", "--arm", arm]
-            start += ["--record", kept] if kept is not None else []
-            start += ["--ledger"] if ledger else []
+        if found.has_this_ampcompare and not (_is_as_written(settings) and found.apex_version):
+            start = ["-m", "ampcompare", "exec", *settings.exec_options]
+            start += ["--ledger"] if settings.ledger else []
         else:
-            options = _options_of_recorder(stack, arm, options, ledger=ledger)
-            start = [str(Path(place, CellFile.RECORDER))]
-            start += ["--record", kept or str(Path(place, CellFile.SCRIPT))]
-        for name, value in options.items():
-            start += [_flag_of_option(name), *([] if value is True else [str(value)])]
+            kept = settings.record or str(Path(place, CellFile.SCRIPT))
+            start = [
+                str(Path(place, CellFile.RECORDER)),
+                "--record",
+                kept,
+                *_recorder_options(stack, settings),
+            ]
         process = subprocess.run(
             [*stack.python_command_for_cell(Path(place)), *start, *words],
             env=environment_without_own_python(),
@@ -500,29 +492,31 @@ def run_script_in_stack(
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _options_of_recorder(
-    stack: StackConfig, arm: str, options: Mapping[str, Any], *, ledger: bool
-) -> dict[str, Any]:
-    """Return those options of `exec` that the recorder has, as it takes them.
+def _is_as_written(settings: ExecSettings) -> bool:
+    return settings.arm is not None and Arm.parse(settings.arm).is_as_written
+
+
+def _recorder_options(stack: StackConfig, settings: ExecSettings) -> list[str]:
+    """Return the words that ask the recorder for what `exec` was asked for.
 
     Raises:
         UnsupportedCombination: the recorder alone cannot do what is asked.
     """
-    is_as_written = Arm.parse(arm).is_as_written
-    others = [name for name, value in options.items() if name not in RECORDED and value != DEFAULTS.get(name)]
-    if others or not is_as_written or ledger or options.get("shift_seeds") == "all":
-        what = _flag_of_option(others[0]) if others else "this" if is_as_written else f"arm {arm}"
-        raise UnsupportedCombination(
-            f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
-        )
-    of_recorder = {name: value for name, value in options.items() if name in RECORDED}
-    if of_recorder.get("shift_seeds"):
-        of_recorder["shift_seeds"] = True
-    return of_recorder
+    if not _is_as_written(settings):
+        raise UnsupportedCombination(_text_of_need(f"arm {settings.arm}", stack))
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        is_read = field.name in READ_BY_RECORDER and not (field.name == "shift_seeds" and value == "all")
+        if value != field.default and not is_read:
+            raise UnsupportedCombination(_text_of_need(f"--{field.name.replace('_', '-')}", stack))
+    words = [] if settings.seed is None else ["--seed", str(settings.seed)]
+    words += ["--shift-seeds"] if settings.shift_seeds else []
+    words += [] if settings.max_steps is None else ["--max-steps", str(settings.max_steps)]
+    return [*words, *([] if settings.first_weights is None else ["--first-weights", settings.first_weights])]
 
 
-def _flag_of_option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _text_of_need(what: str, stack: StackConfig) -> str:
+    return f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
 
 
 def _why_recorder_cannot_train(config: RunConfig, stack: StackFacts) -> str:

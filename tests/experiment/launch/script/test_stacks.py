@@ -1,5 +1,6 @@
 """Cells in another environment: under the recorder, by hand, by the ampcompare that is there, and faults of a stack."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.experiment.launch.dispatch.local import LocalLauncher
 from ampcompare.experiment.launch.script import stacks
 from ampcompare.experiment.launch.script.stacks import (
@@ -20,10 +22,12 @@ from ampcompare.experiment.launch.script.stacks import (
     copy_recorder,
     current_stack_facts,
     inspect_stack,
+    run_script_in_stack,
     write_record_of_recorded_cell,
 )
 from ampcompare.results.records.run import read_record
 from ampcompare.results.records.step import iter_steps
+from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 from ampcompare.settings.stack import parse_stacks
@@ -81,6 +85,27 @@ def test_a_cell_is_what_its_script_prints(tmp_path: Path, launcher: StackLaunche
     assert "ampcompare" not in record.environment
     assert read_record(tmp_path / "cell" / "record.json") == record
     assert not (tmp_path / "cell" / "written").exists()
+
+
+def test_a_script_by_itself_runs_in_a_stack_without_ampcompare(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The recorder takes the options of `exec` that it has; what it lacks is refused by its flag."""
+    config = _config(tmp_path, BARE)
+    assert config.script is not None
+    assert config.stack is not None
+    record = tmp_path / "r.jsonl"
+    asked = ExecSettings(arm="script", seed=1, max_steps=2, shift_seeds="global", record=str(record))
+    assert run_script_in_stack(config.stack, asked, [config.script.name]) == 0
+    assert capfd.readouterr().out.count("loss") == 1  # it ends within the second step
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert sum(row.get("kind") == "step" for row in rows) == 2
+    for field, value in {"twin": True, "ledger": True, "device": "cpu", "shift_seeds": "all"}.items():
+        settings = dataclasses.replace(asked, **{field: value})
+        with pytest.raises(UnsupportedCombination, match=f"^--{field.replace('_', '-')} needs ampcompare "):
+            run_script_in_stack(config.stack, settings, [config.script.name])
+    with pytest.raises(UnsupportedCombination, match="arm apex:O2 needs ampcompare"):
+        run_script_in_stack(config.stack, dataclasses.replace(asked, arm="apex:O2"), [config.script.name])
 
 
 @pytest.mark.slow
