@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.base.tensors.cuda_casts import NestedContexts, cuda_casts
+from ampcompare.base.tensors.cuda_casts import NestedContexts, cast_as_on_cuda
 from ampcompare.base.tensors.products import HALF_DTYPES
 
 aten = torch.ops.aten
@@ -185,9 +185,7 @@ def choose_cpu_half_mode_and_context(
         return None, nullcontext()
     name = "bf16" if half_dtype is torch.bfloat16 else "fp16"
     is_slow = half_dtype is torch.float16 or not has_bf16_instructions()
-    casts: AbstractContextManager[Any] = nullcontext()
-    if device.type == "cpu" and lists == "cuda":
-        casts = cuda_casts()
+    casts = cast_as_on_cuda(device.type, lists)
     if device.type == "cpu" and (choice == "emulated" or (choice == "auto" and is_slow)):
         return f"{name} emulated", NestedContexts(casts, EmulatedHalf(half_dtype))
     return f"{name} native", casts
