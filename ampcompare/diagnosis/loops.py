@@ -10,6 +10,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import TrainingAssembly, assemble_run
@@ -46,7 +47,7 @@ def arm_precision_isolated(
         conditions.half, precision.half_dtype, torch.device(conditions.device), conditions.lists
     )
     try:
-        below = beneath() if "emulated" in (mode or "") else nullcontext()
+        below = beneath() if emulated_type(mode) else nullcontext()
         with below, arithmetic, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield precision

@@ -134,7 +134,7 @@ def profile_from_steps(
     if profile.limits is None:
         return profile
     dtype = half or ("tf32" if device.type == "cuda" and _has_tf32_on() else "fp32")
-    peak = _peak_rates_of_device(device, dtype, emulated="emulated" in (mode or ""))
+    peak = _peak_rates_of_device(device, dtype, emulated=bool(profile.emulated_dtype))
     limits = profile.limits.model_copy(
         update={
             "peak_flops": peak.flops,

@@ -20,6 +20,7 @@ from ampcompare.diagnosis.profiling.measure import (
 )
 from ampcompare.diagnosis.profiling.reasons import BATCH, seconds_without_emulation
 from ampcompare.diagnosis.profiling.step_profiler import StepCounts
+from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.profile import ArmProfile, TimedChange
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import return_user_errors
@@ -68,7 +69,7 @@ def profile_and_trace_of_config(
         changes["graph_breaks"] = graph_break_counts()
         changes["notes"] = [*found.notes, "memory and FLOPs of a compiled model are not counted"]
     found = found.model_copy(update=changes)
-    if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
+    if trials and not emulated_type(mode):  # times of an emulation are no measure
 
         def measure_step(tried: RunConfig) -> float:
             configure_process(tried, device)

@@ -97,7 +97,7 @@ def _host_bound_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLit
     others = ("data", "optimizer")  # which have reasons of their own
     seconds = sum(part.seconds for part in arm.parts if part.kind == "host" and part.phase not in others)
     share = _share_of_step(seconds, arm)
-    if share < HOST or "emulated" in arm.half:  # an emulation runs on the host too
+    if share < HOST or arm.emulated_dtype:  # an emulation runs on the host too
         return
     phases = sorted(
         (
@@ -306,7 +306,7 @@ def _graph_break_reasons(arm: ArmProfile, reference: ArmProfile) -> Iterator[Rea
 
 
 def _emulated_half_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonForLittleGain]:
-    if "emulated" in arm.half:
+    if arm.emulated_dtype:
         share = arm.seconds_of_kind("emulation") / arm.seconds
         yield ReasonForLittleGain(
             kind="emulation",
@@ -347,7 +347,7 @@ def _speed_and_size_sentence(arm: ArmProfile, reference: ArmProfile) -> str:
     if arm.arm == reference.arm or not reference.seconds:
         return f"{arm.arm} takes {1000 * arm.seconds:.2f} ms a step{why}"
     memory = _memory_difference_text(arm, reference)
-    if "emulated" in arm.half:
+    if arm.emulated_dtype:
         return f"{arm.arm} computes in fp32 and rounds (emulated), so its time is no measure{memory}"
     ratio = f"{arm.seconds / reference.seconds:.2f}x the step time"
     if reference.seconds >= FASTER * arm.seconds:

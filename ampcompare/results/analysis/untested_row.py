@@ -52,6 +52,9 @@ def untested_row(arm: str, pairing: Pairing) -> ArmSummary:
         metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
         peak_bytes=_largest_peak_of_memory(ran),
         metric_correlation=_metric_correlation(pairs),
+        equal_numbers=list(
+            dict.fromkeys(place for record in done if record.script for place in record.script.equal_numbers)
+        ),
         pairs=len(pairs),
         loss_tail=_mean_if_known(record.summary.loss_tail for record in ran),
         # The middle one, so that it is that of a run.

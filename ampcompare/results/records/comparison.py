@@ -219,6 +219,11 @@ class ArmSummary(_ResultRow):
         description="whether the arm is shown to be better in one of metric and training loss at the end, and worse in "
         "the other, by more than what does not matter in one of them",
     )
+    equal_numbers: list[str] = Field(
+        [],
+        description="places where an evaluation of the arm compares 16-bit numbers of which many are equal: a "
+        "difference in quality may be that of the ranking",
+    )
     metric_correlation: float | None = Field(
         None, description="over pairs, of this arm's values and the reference's"
     )

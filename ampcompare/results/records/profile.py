@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from ampcompare.results.records.document import Count, Finite, FrozenRecord
+from ampcompare.results.records.evaluation import emulated_type
 
 Phase = Literal["data", "forward", "backward", "unscale", "optimizer", "other"]
 WorkKind = Literal[
@@ -206,6 +207,11 @@ class ArmProfile(FrozenRecord):
     reasons: list[ReasonForLittleGain] = Field([])
     notes: list[str] = Field([])
     failure: str = Field("", description="why the arm has no profile")
+
+    @property
+    def emulated_dtype(self) -> str:
+        """16-bit type that was computed in fp32 and rounded, so that times are no measure; "" for none."""
+        return emulated_type(self.half)
 
     def phase_seconds(self, phase: str) -> float:
         """Return the seconds of a phase."""

@@ -272,6 +272,11 @@ class SeedCall(FrozenRecord):
     calls: int = 1
 
 
+OLDER_EQUAL_NUMBERS = re.compile(
+    r"of the (?:bf16|fp16) numbers that an evaluation compares, .*\((?P<place>[^()]*)\)"
+)
+
+
 class ScriptFacts(FrozenRecord):
     """What a user's script showed while an arm replaced its calls of amp."""
 
@@ -295,6 +300,10 @@ class ScriptFacts(FrozenRecord):
     rounded_codes: str = Field(
         "", description="which labels or codes the arm has rounded to others; empty for none"
     )
+    equal_numbers: list[str] = Field(
+        [],
+        description="places where an evaluation compares 16-bit numbers of which many are equal, as for a rank",
+    )
     lost_statistics: list[str] = Field(
         [], description="layers whose running statistics are not finite at the end, though their weights are"
     )
@@ -304,6 +313,15 @@ class ScriptFacts(FrozenRecord):
     )
     seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _convert_older_facts(cls, values: Any) -> Any:
+        """Read records that say in a remark alone that an evaluation compares equal numbers."""
+        if not isinstance(values, dict) or "equal_numbers" in values:
+            return values
+        found = map(OLDER_EQUAL_NUMBERS.match, map(str, values.get("remarks", ())))
+        return {**values, "equal_numbers": [match["place"] for match in found if match]}
+
 
 def lost_statistics_text(layers: Sequence[str]) -> str:
     """Return what has happened to layers whose running statistics are not finite, in words."""
@@ -311,9 +329,6 @@ def lost_statistics_text(layers: Sequence[str]) -> str:
         f"running statistics of {format_few_names(layers)} are not finite, though the weights are: a forward pass "
         "overflowed, and a step that is skipped keeps what that has written there"
     )
-
-
-EQUAL_IN_16_BITS = "numbers that an evaluation compares"  # in a remark of which many are equal by rounding
 
 
 def script_fault_remarks(record: "RunRecord") -> list[str]:

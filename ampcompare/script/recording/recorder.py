@@ -368,6 +368,16 @@ class RecordedSteps:
         self.add_rounding_remark(text)
         self.recorder.add_row({"kind": "rounded_codes", "text": text})
 
+    def add_equal_numbers_remark(self, text: str, place: str) -> None:
+        """Record where an evaluation compares 16-bit numbers of which many are equal, as a remark too.
+
+        Args:
+            text: of the remark.
+            place: file and line.
+        """
+        self.add_rounding_remark(text)
+        self.recorder.add_row({"kind": "equal_numbers", "place": place})
+
     def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
         """Return the row of a step that has just ended, or was skipped.
 

@@ -24,7 +24,7 @@ MAX_NAME = 60
 OTHER_ROWS = (
     *("setup", "weights", "batches", "metric", "memory", "files"),
     *("note", "rank", "plain_backward", "acted", "ledger"),
-    *("planned", "seeds", "lost_statistics", "remark", "rounded_codes", "guard"),
+    *("planned", "seeds", "lost_statistics", "remark", "rounded_codes", "equal_numbers", "guard"),
 )
 
 

@@ -17,7 +17,6 @@ from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.patches import Subscriptions, calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
-from ampcompare.results.records.run import EQUAL_IN_16_BITS
 from ampcompare.script.recording.recorder import RecordedSteps
 
 COMPARISONS = ("__gt__", "__ge__", "__lt__", "__le__", "gt", "ge", "lt", "le")
@@ -78,10 +77,11 @@ class TiedComparisonWatch:
             return
         self._noted.add(place)
         share_text = format_rough_percent_number(share)
-        self._rows.add_rounding_remark(
-            f"of the {dtype_name(half)} {EQUAL_IN_16_BITS}, {share_text} % equal what they are "
+        self._rows.add_equal_numbers_remark(
+            f"of the {dtype_name(half)} numbers that an evaluation compares, {share_text} % equal what they are "
             f"compared with, so that a rank or a count by it may be another than in fp32; compute them in fp32, or "
-            f"count equal ones as half ({place})"
+            f"count equal ones as half ({place})",
+            place,
         )
 
     def _find_half_type(self, tensor: Tensor) -> torch.dtype | None:

@@ -134,7 +134,7 @@ def test_the_headline_says_why() -> None:
 
 def test_the_headline_gives_no_share_of_time_as_the_reason_of_a_size() -> None:
     """Nor any of a time that it calls no measure."""
-    emulated = _arm(optimizer_pointwise=0.6).model_copy(update={"half": "bf16 (emulated)"})
+    emulated = _arm(optimizer_pointwise=0.6).model_copy(update={"half": "bf16 emulated"})
     found = profiles_with_reasons([_arm("fp32"), emulated])
     assert found[1].reasons[0].kind == "optimizer"
     _, sentence = headline_of_profiles(found)

@@ -18,6 +18,7 @@ from ampcompare.results.records.run import (
     Resumption,
     RunRecord,
     RunSummary,
+    ScriptFacts,
     loss_tail_summary_fields,
     read_record,
 )
@@ -219,3 +220,13 @@ def test_the_kind_of_its_device(environment: dict[str, str], kind: str) -> None:
     """An old record that does not say ran on a CPU."""
     record = make_record("fp32", 0)
     assert record.model_copy(update={"environment": environment}).device_kind == kind
+
+
+def test_older_records_name_equal_numbers_in_remarks() -> None:
+    """Those of an evaluation, with the place in brackets; a newer record has a field."""
+    remark = (
+        "of the bf16 numbers that an evaluation compares, 7 % equal what they are compared with (train.py:41)"
+    )
+    older = {"remarks": ["a sum in bf16 loses 5 % (train.py:3)", remark]}
+    assert ScriptFacts.model_validate(older).equal_numbers == ["train.py:41"]
+    assert ScriptFacts.model_validate({**older, "equal_numbers": []}).equal_numbers == []

@@ -51,6 +51,7 @@ class ScriptRows:
     notes: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     rounded_codes: str = ""
+    equal_numbers: list[str] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
     lost_statistics: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class ScriptRows:
             notes=self.notes,
             remarks=self.remarks,
             rounded_codes=self.rounded_codes,
+            equal_numbers=self.equal_numbers,
             lost_statistics=self.lost_statistics,
         )
 
@@ -128,6 +130,8 @@ def _add_row(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.remarks.append(row["text"])
     elif kind == "rounded_codes":
         rows.rounded_codes = row["text"]
+    elif kind == "equal_numbers":
+        rows.equal_numbers.append(row["place"])
     elif kind == "guard":
         rows.guards.append(row["text"])
     elif kind == "setup":

@@ -16,7 +16,11 @@ from ampcompare.results.analysis.conclusions.phrases import (
     step_time_ratio_text,
     validation_samples_caveat,
 )
-from ampcompare.results.analysis.conclusions.recommendation import MIN_SAVING, recommended_arms
+from ampcompare.results.analysis.conclusions.recommendation import (
+    MIN_SAVING,
+    arms_doubted_by_equal_numbers,
+    recommended_arms,
+)
 from ampcompare.results.analysis.effects.quality import quality_effect
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
@@ -32,7 +36,7 @@ from ampcompare.results.analysis.pairing.pairs import pairs_by_seed
 from ampcompare.results.analysis.pairing.seeding import why_seeds_are_one_run
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import EQUAL_IN_16_BITS, RunRecord
+from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import OPEN, Kind
 
 MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the script and the remedy
@@ -104,10 +108,14 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     if comparison.error_rate == 0 and comparison.look != 0:
         yield _why_no_verdicts(comparison)
     wide = why_margin_too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
-    chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
+    tied = arms_doubted_by_equal_numbers(comparison.arms, comparison.reference, comparison.metric)
+    chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric, tied)[:1]
     rest = [row for row in rows if row not in chosen]
-    yield from _metric_loss_contradiction_sentences(rows, comparison.metric)
-    yield from _sentences_on_equal_numbers(rows, comparison, by_arm)
+    # ties explain that metric and loss differ in opposite ways, and say nothing of the metric's direction
+    yield from _metric_loss_contradiction_sentences(
+        [row for row in rows if row.arm not in tied], comparison.metric
+    )
+    yield from _sentences_on_equal_numbers(tied, comparison)
     if wide:
         yield wide
     else:
@@ -164,20 +172,24 @@ def _metric_loss_contradiction_sentences(rows: Sequence[ArmSummary], metric: Met
         )
 
 
-def _sentences_on_equal_numbers(
-    rows: Sequence[ArmSummary], comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]
-) -> Iterable[str]:
-    """Yield which differences of the metric may come from an evaluation that compares rounded numbers."""
+def _sentences_on_equal_numbers(tied: Mapping[str, Sequence[str]], comparison: Comparison) -> Iterable[str]:
+    """Yield which differences of the metric may come from an evaluation that compares rounded numbers.
 
-    def has_equal_numbers(arm: str) -> bool:
-        scripts = [run.script for run in by_arm.get(arm, []) if run.script is not None]
-        return any(EQUAL_IN_16_BITS in text for script in scripts for text in script.remarks)
-
-    different = [row.arm for row in rows if row.quality.kind in ("better", "worse")]
-    if tied := [arm for arm in (comparison.reference, *different) if different and has_equal_numbers(arm)]:
+    Args:
+        tied: such arms, each with the places of these comparisons, also those of the reference.
+    """
+    if tied:
+        own = [
+            row.arm
+            for row in comparison.arms
+            if row.equal_numbers and row.arm in (comparison.reference, *tied)
+        ]
+        places = list(dict.fromkeys(place for one in tied.values() for place in one))
         yield (
-            f"The evaluation of {names_text(tied)} compares numbers of which many are equal in 16 bits, so the "
-            f"difference in {comparison.metric.quality_noun} may be that of the ranking and not of the weights."
+            f"The evaluation of {names_text(own)} compares numbers of which many are equal in 16 bits "
+            f"({printable_line(names_text(places), MAX_ERROR)}), so the difference in "
+            f"{comparison.metric.quality_noun} may be that of the ranking and not of the weights, at any number of "
+            "seeds."
         )
 
 

@@ -16,7 +16,10 @@ from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.base.formatting import format_ranges
 from ampcompare.base.secrets.masking import hide_secrets_in_words
 from ampcompare.results.analysis.conclusions.phrases import names_text
-from ampcompare.results.analysis.conclusions.recommendation import recommended_arms
+from ampcompare.results.analysis.conclusions.recommendation import (
+    arms_doubted_by_equal_numbers,
+    recommended_arms,
+)
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import (
     EPS,
@@ -80,13 +83,15 @@ def _all_next_steps(
     yield from _next_steps_after_failure(comparison, by_arm, command_line)
     if blocked:
         return
-    for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
+    tied = arms_doubted_by_equal_numbers(comparison.arms, comparison.reference, comparison.metric)
+    for row in recommended_arms(rows, comparison.prefer, comparison.metric, tied)[:1]:
         if not by_arm[row.arm][0].config.parsed_arm.is_as_written:  # such as a script in another stack
             yield _next_step_to_explain_arm(
                 by_arm[row.arm], f"see what to write in a training script for {row.arm}"
             )
     if command_line is not None:
-        yield from _next_steps_with_more_seeds(comparison, rows, command_line, next_error_rate)
+        told_by_seeds = [row for row in rows if row.arm not in tied]
+        yield from _next_steps_with_more_seeds(comparison, told_by_seeds, command_line, next_error_rate)
     yield from _next_steps_after_divergence(comparison, by_arm, command_line)
     yield from _next_steps_after_skipped_steps(comparison, by_arm, command_line)
     if command_line is not None:

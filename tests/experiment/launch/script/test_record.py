@@ -99,6 +99,13 @@ def test_losses_that_nobody_has_seen_are_no_divergence(tmp_path: Path) -> None:
     assert lost.status == "diverged"
 
 
+def test_places_of_equal_numbers_are_in_the_record(tmp_path: Path) -> None:
+    """Next to the remark, which is for readers."""
+    place = {"kind": "equal_numbers", "place": "train.py:41"}
+    record = record_of(config_of(), rows_of(tmp_path, backward(1.0), step(), place))
+    assert record.script.equal_numbers == ["train.py:41"]
+
+
 def test_the_default_metric_is_the_training_loss(tmp_path: Path) -> None:
     """It is the mean over the last tenth of the steps; the record agrees with itself."""
     rows = rows_of(

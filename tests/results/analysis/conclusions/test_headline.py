@@ -12,6 +12,7 @@ from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.results_table import judge_arms, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, Look
+from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord, ScriptFacts
 from ampcompare.testing import make_record
 
@@ -321,16 +322,56 @@ def test_a_judged_metric_where_less_is_better() -> None:
 def test_a_difference_of_an_evaluation_with_equal_numbers_is_doubted(
     runs: Any, correct: Sequence[int], is_tied: bool, is_said: bool
 ) -> None:
-    """Before the arm is recommended for it, or is called worse."""
-    remark = (
-        "of the bf16 numbers that an evaluation compares, 7 % equal what they are compared with (train.py:41)"
+    """Whichever of the two has the higher values; and no arm is recommended for such a difference."""
+    facts = ScriptFacts(equal_numbers=["train.py:41"] if is_tied else [])
+    said = (
+        "The evaluation of half compares numbers of which many are equal in 16 bits (train.py:41), so the difference "
+        "in accuracy may be that of the ranking and not of the weights, at any number of seeds."
     )
-    facts = ScriptFacts(remarks=[remark] if is_tied else [])
-    said = "The evaluation of half compares numbers of which many are equal in 16 bits, so the difference in accuracy"
     for reference, other in ((FP32, correct), (correct, FP32)):
         records = [one.model_copy(update={"script": facts}) for one in runs("half", other)]
-        found = compare(runs("fp32", reference), records)
-        assert found.headline[0].startswith(said) == is_said
+        found = compare(runs("fp32", reference), records, terms=Terms(margin=0.5, prefer="accuracy"))
+        assert (found.headline[0] == said) == is_said
+        is_better = found.arms[1].quality.kind == "better"
+        assert any(text.startswith("Use half") for text in found.headline) == (is_better and not is_tied)
+        why = "the difference of half in accuracy may be that of a ranking of equal numbers"
+        assert any(why in text for text in found.reading) == (is_better and is_tied)
+
+
+def test_equal_numbers_take_the_place_of_the_doubt_in_the_direction() -> None:
+    """They explain that the metric and the training loss differ in opposite ways."""
+    records = [
+        make_record(
+            arm,
+            seed,
+            top1=0.5 + 0.001 * (seed % 3) + (0.4 if arm == "half" else 0),
+            loss_tail=2.0 if arm == "half" else 1.0,
+        )
+        for arm in ("fp32", "half")
+        for seed in range(6)
+    ]
+    for place in ([], ["train.py:41"]):
+        facts = ScriptFacts(equal_numbers=place)
+        tied = [one.model_copy(update={"script": facts}) for one in records]
+        found = summarize(tied, arms=["fp32", "half"], reference="fp32", terms=Terms(margin=0.5)).headline
+        assert any("contradicts" in text for text in found) != any(
+            "equal in 16 bits" in text for text in found
+        )
+        assert any("The evaluation of fp32 and half compares" in text for text in found) == bool(place)
+
+
+def test_a_training_loss_is_not_of_an_evaluation_with_equal_numbers(runs: Any) -> None:
+    """It comes from backward passes."""
+    facts = ScriptFacts(equal_numbers=["train.py:41"])
+    metric = Metric(name="training loss", better="lower", decimals=4, margin=2.0)
+    records = [
+        one.model_copy(update={"script": facts, "metrics": [metric]})
+        for arm in (runs("fp32", FP32), runs("half", WORSE))
+        for one in arm
+    ]
+    found = summarize(records, arms=["fp32", "half"], reference="fp32")
+    assert found.arms[1].equal_numbers == ["train.py:41"]
+    assert not any("equal in 16 bits" in text for text in found.headline)
 
 
 @pytest.mark.parametrize(

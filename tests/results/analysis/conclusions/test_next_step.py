@@ -16,7 +16,7 @@ from ampcompare.results.analysis.conclusions.next_step import CompareCommandLine
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, NextStep
-from ampcompare.results.records.run import NOT_STARTED, RunRecord
+from ampcompare.results.records.run import NOT_STARTED, RunRecord, ScriptFacts
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import parse_stacks
@@ -267,3 +267,16 @@ def test_another_folder(written: str) -> None:
     assert typed is not None
     other = typed.with_own_run_directory("gpu", same_recipe=True).with_option("--lr", "0.2")
     assert str(other) == "ampcompare compare -o r-gpu --lr 0.2"
+
+
+@pytest.mark.parametrize("correct", [OPEN, OPEN[:2]])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_no_seeds_are_advised_where_equal_numbers_are_compared(
+    compared: Any, correct: Sequence[int], is_tied: bool
+) -> None:
+    """No number of seeds tells a difference of the ranking from one of the weights."""
+    facts = ScriptFacts(equal_numbers=["train.py:41"] if is_tied else [])
+    records = [one.model_copy(update={"script": facts}) for one in compared(correct).records]
+    found = summarize(records, arms=["fp32", "half"], reference="fp32", command=TYPED)
+    assert any("more seeds" in step.why for step in found.next_steps) != is_tied
+    assert any("at any number of seeds" in text for text in found.headline) == is_tied
