@@ -19,7 +19,7 @@ from ampcompare.source.migrate.read.fp64 import BY_AUTOCAST, find_fp64
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.migrate.read.wide_tensors import Fp32TensorFinder
-from ampcompare.source.module import Module, Scope
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import (
     FunctionNode,
     argument_values,
@@ -32,7 +32,6 @@ from ampcompare.source.syntax import (
     strip_star,
     walk,
 )
-from ampcompare.source.torch_methods import MOVING_IN_FP32, receiver_of
 
 # What O1 does with 16-bit inputs, and with others; then what autocast of CUDA does. By function of torch.nn.functional,
 # of torch, or method; a test measures them.
@@ -159,7 +158,6 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Note for each file of the project which functions it calls that autocast computes in another type than Apex."""
     is_half = bool(fp16_level_of_file(core.sites))
     for initialize in core.sites.initializes[:1] if not core.is_all_fp32 else []:
-        forwards = set[Scope]() if is_half else forwards_of_models(core)
         for module in (core.module, *core.around.modules_imported_transitively(core.module)):
             found = (
                 _functions_in_fp32_under_autocast(module)
@@ -175,7 +173,7 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
                 core.add_note(initialize.call, where + OUTSIDE_PRODUCTS.format(shown))
             for node in [] if is_half else islice(find_fp64(module), 1):
                 core.add_note(initialize.call, BY_AUTOCAST.format(f"{where}line {node.lineno}"))
-            for text, nodes in [] if is_half else _remarks_and_mixed_arithmetic(module, core.index, forwards):
+            for text, nodes in [] if is_half else _remarks_and_mixed_arithmetic(module, core.index):
                 lines = [f"`{ast.unparse(each).splitlines()[0]}` (line {each.lineno})" for each in nodes]
                 core.add_note(initialize.call, where + text.format(", ".join(dict.fromkeys(lines))))
         written = list(_weights_written_by_networks(core)) if is_half else []
@@ -225,38 +223,8 @@ def _is_product_call(module: Module, call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and name in METHODS_OF_PRODUCTS
 
 
-def forwards_of_models(core: ApexCore) -> set[Scope]:
-    """Return the functions `forward` of the classes of the models that a file initializes, as far as these are seen."""
-    found, seen = set[Scope](), set[ast.expr]()
-    waiting = [
-        (each.arguments["models"], core.module.scope_of[each.call])
-        for each in core.sites.initializes
-        if "models" in each.arguments
-    ]
-    while waiting:
-        value, scope = waiting.pop()
-        while (moved := receiver_of(value, MOVING_IN_FP32)) is not None:
-            value = moved
-        if value in seen:
-            continue
-        seen.add(value)
-        if isinstance(value, (ast.Name, ast.Attribute)):
-            made = scope.module.values_of(dotted_name(value) or "", scope) or []
-            waiting += [(each, scope) for each in made]
-        elif isinstance(value, ast.Call):
-            classes = core.index.classes_of_expression(value.func, scope)
-            found |= {each.functions["forward"] for each in classes if "forward" in each.functions}
-            for function in core.index.project_functions_of(value, scope):
-                waiting += [
-                    (each.value, function.scope)
-                    for each in walk(function.scope.node)
-                    if isinstance(each, ast.Return) and each.value is not None
-                ]
-    return found
-
-
 def _remarks_and_mixed_arithmetic(
-    module: Module, index: Index, forwards: set[Scope]
+    module: Module, index: Index
 ) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
     """Yield what is said of arithmetic in networks that O1 computes in another type than torch, with its nodes."""
     # what a constructor computes runs before `amp.initialize`, with no casts of either
@@ -269,7 +237,7 @@ def _remarks_and_mixed_arithmetic(
     ]
     for text, found in (
         (NUMBERS, ScalarTensorFinder(module, index).nodes_mixing_scalar_tensors(nodes)),
-        (WIDE_IN_PLACE, Fp32TensorFinder(module, forwards).inplace_arithmetic_with_fp32_operand(nodes)),
+        (WIDE_IN_PLACE, Fp32TensorFinder(module).inplace_arithmetic_with_fp32_operand(nodes)),
     ):
         if found:
             yield text, found

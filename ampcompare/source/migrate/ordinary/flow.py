@@ -61,8 +61,7 @@ HOLDING = frozenset(
     {"list", "tuple", "zip", "enumerate", "sum", "reversed", "iter", "filter", "sorted", "min", "max"}
 )
 OF_MODEL = frozenset({
-    "train", "eval", "state_dict", "load_state_dict", "zero_grad", "modules", "named_modules", "children",
-    "named_children", "buffers", "named_buffers", "__class__", "training",
+    "train", "eval", "state_dict", "load_state_dict", "zero_grad", "__class__", "training",
 })  # fmt: skip
 IN_BLOCK = frozenset({"train", "eval", "training", "state_dict", "module"})
 OF_OPTIMIZER = frozenset({"zero_grad", "state_dict", "load_state_dict", "param_groups"})
@@ -73,6 +72,7 @@ POWERS = (ast.Pow, ast.MatMult)
 
 GOES = "{0} goes into `{1}`, which is not on the list of what is right whatever its type"
 OUTSIDE = "`{0}` is outside of the autocast block"
+SEVERAL_INPUTS = "`{0}` gets more than one tensor, of which one may be a number"
 UNDER_CASTS = "`{0}` runs under autocast here, and is not on the list of what O1 and autocast compute alike"
 MEETS_NUMBER = (
     "`{0}` may have a tensor of one number in fp32: O1 computes this in fp32, torch in the other's type"
@@ -213,8 +213,9 @@ class _ValueFlow:
             ):
                 self._add_use(_FollowedUse(module, node, kind, is_cast))
             elif kind == VALUE and isinstance(around := module.parent(node), ast.AugAssign):
-                if isinstance(around.op, POWERS) and not self._is_under_autocast(module, node, is_cast):
-                    self._refuse_use(_FollowedUse(module, node, kind, is_cast), around)
+                self._refuse_arithmetic_outside(
+                    _FollowedUse(module, node, kind, is_cast), around, around.value
+                )
 
     def _scope_of_variable(self, module: Module, scope: Scope, name: str) -> Scope:
         """Return the scope whose variable a name is."""
@@ -330,13 +331,24 @@ class _ValueFlow:
     def _follow_sum(
         self, use: _FollowedUse, around: ast.BinOp | ast.AugAssign, targets: list[ast.expr]
     ) -> None:
-        is_cast = self._is_under_autocast(use.module, use.node, use.is_cast)
-        if use.kind != VALUE or (isinstance(around.op, POWERS) and not is_cast):
+        if use.kind != VALUE:
             self._refuse_use(use, around)
+        operands = [around.left, around.right] if isinstance(around, ast.BinOp) else [around.target]
+        for other in operands:
+            if other is not use.node:
+                self._refuse_arithmetic_outside(use, around, other)
         if isinstance(around, ast.BinOp):
             self._add_use(use._replace(node=around))
         else:
             self._follow_targets(use, targets, around)
+
+    def _refuse_arithmetic_outside(
+        self, use: _FollowedUse, around: ast.BinOp | ast.AugAssign, other: ast.expr
+    ) -> None:
+        """Refuse all arithmetic of a value outside of autocast, except sums and products with a number as written."""
+        is_plain = isinstance(other, ast.Constant) and not isinstance(around.op, POWERS)
+        if not is_plain and not self._is_under_autocast(use.module, use.node, use.is_cast):
+            self._refuse_use(use, around)
 
     def _follow_targets(self, use: _FollowedUse, targets: list[ast.expr], around: ast.AST) -> None:
         """Follow the names that something is assigned to."""
@@ -443,6 +455,8 @@ class _ValueFlow:
             self._refuse_use(use, call)
         if not self._is_under_autocast(use.module, call, use.is_cast):
             self._refuse_use(use, call, OUTSIDE.format(ast.unparse(call)))
+        if len(call.args) != 1 or call.keywords or isinstance(call.args[0], ast.Starred):
+            self._refuse_use(use, call, SEVERAL_INPUTS.format(ast.unparse(call)))
         self._add_use(_FollowedUse(use.module, call, VALUE, use.is_cast))
 
     def _only_shows_arguments(self, module: Module, call: ast.Call) -> bool:

@@ -29,6 +29,7 @@ from ampcompare.source.migrate.read.apex_guards import (
     tests_only_apex_presence,
 )
 from ampcompare.source.migrate.read.finding import Finding, UnsureRewrite, without_advice
+from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import LoopNode, dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING_IN_FP32, receiver_of
@@ -75,6 +76,7 @@ OPTION = "amp.initialize gets {0}={1}; a rewrite has one level, O1 or O0 as text
 FLOW = "amp.initialize runs {0}; in an ordinary training it does always, or behind one switch"
 OWN_BLOCK = "`{0}` computes on what comes from the autocast block, outside of it, and O1 cast there too"
 NOT_LISTED = "{0} is in a block of autocast, and not on the list of what O1 and autocast compute alike"
+UNKNOWN_TENSORS = "`{0}` computes with tensors whose types and sizes nothing shows here"
 USES = "{0} is more of Apex than the core and its layers"
 UNSEEN = "what makes `{0}` is not seen in this function"
 MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
@@ -294,6 +296,8 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
             raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
     for mixed, message in arithmetic_differing_under_o1(module, core.index, nodes):
         raise UnsureRewrite(mixed, message)
+    for unknown in ScalarTensorFinder(module, core.index).arithmetic_without_number(nodes):
+        raise UnsureRewrite(unknown, UNKNOWN_TENSORS.format(ast.unparse(unknown)))
 
 
 def _statement_of_backward(core: ApexCore, block: BackwardPass) -> ast.stmt:
@@ -385,8 +389,11 @@ def _refuse_unusual_clears(core: ApexCore, step: OptimizerStep, outer: ast.stmt)
     """
     module = core.module
     body = module.block_of(step.statement)
+    (stepped,) = [owner for call, owner in module.method_calls("step") if call is step.call]
     calls = [
-        each for each, _ in module.method_calls("zero_grad") if module.function_around(each) is step.function
+        each
+        for each, owner in module.method_calls("zero_grad")
+        if module.function_around(each) is step.function and dotted_name(owner) == dotted_name(stepped)
     ]
     if not any(module.statement_around(each) in body for each in calls):
         raise OrdinaryForm.CLEARED_BY_STEP.refusal_of(step.call)

@@ -43,15 +43,17 @@ KEEPING = frozenset({
     "exp", "log", "sqrt", "abs", "sigmoid", "tanh", "relu", "relu_", "relu6", "leaky_relu", "elu", "gelu", "silu",
     "softmax", "log_softmax", "pow", "square", "neg", "clamp", "dropout", "float", "detach", "clone", "contiguous",
     "cuda", "to", "type_as", "chunk", "split", "zeros_like", "ones_like", "full_like", "masked_fill", "unbind",
+    "repeat", "expand", "expand_as",
 })  # fmt: skip
 MAKING = frozenset({
     "ones", "zeros", "full", "rand", "randn", "empty", "arange", "linspace", "new_ones", "new_zeros", "new_full",
 })  # fmt: skip
 FLAT = frozenset({"view", "reshape", "flatten", "squeeze"})
 WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var"})
+HOLDING = frozenset({"zip", "enumerate", "list", "tuple", "reversed"})
 OF_PYTHON = frozenset({
     "shape", "ndim", "dtype", "device", "training", "size", "dim", "numel", "item", "len", "int", "float", "range",
-    "enumerate", "bool", "isinstance", "round",
+    "bool", "isinstance", "round",
 })  # fmt: skip
 # What computes a loss, by the names that these have everywhere.
 LOSS = re.compile(r"(?:loss|cross_entropy|criterion|crit)\w*$|Loss$", re.IGNORECASE)
@@ -93,6 +95,16 @@ class ScalarTensorFinder:
                 for each in nodes
                 if isinstance(each, (ast.expr, ast.AugAssign)) and self._is_number_mixed(each)
             ]
+        return found
+
+    def arithmetic_without_number(self, nodes: Iterable[ast.AST]) -> list[ast.BinOp]:
+        """Return the arithmetic in which no operand is surely a number of Python, and not all hold one number."""
+        found = []
+        for node in nodes:
+            if isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS):
+                shapes = [self._shapes_of(node.left), self._shapes_of(node.right)]
+                if PLAIN not in shapes and not all(each <= PLAIN | NUMBER for each in shapes):
+                    found.append(node)
         return found
 
     def _is_number_mixed(self, node: ast.expr | ast.AugAssign) -> bool:
@@ -150,6 +162,8 @@ class ScalarTensorFinder:
             return _shapes_of_arithmetic(self._shapes_of(node.left), self._shapes_of(node.right))
         if isinstance(node, ast.Starred):
             return self._shapes_of_element(node.value)
+        if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
+            return TENSOR | (NUMBER & frozenset[DimensionCount]().union(*map(self._shapes_of, node.elts)))
         if isinstance(node, ast.Subscript):
             return self._shapes_of_subscript(node, scope)
         if isinstance(node, ast.Call):
@@ -202,6 +216,8 @@ class ScalarTensorFinder:
             return self._shapes_of(node)
         if name in WITH_INDICES:
             return self._shapes_of(node) | ROW
+        if name in HOLDING and isinstance(node, ast.Call):
+            return PLAIN.union(*map(self._shapes_of_element, node.args))
         shapes = self._shapes_of(node)
         return frozenset(DimensionCount.NUMBER if each is DimensionCount.ROW else each for each in shapes)
 
@@ -246,6 +262,10 @@ class ScalarTensorFinder:
             return TENSOR if is_of_each else NUMBER
         if name in MAKING or name.endswith("Parameter"):
             return ROW
+        if name == "tensor" and self._is_of_torch(call):
+            return NUMBER if call.args and isinstance(call.args[0], ast.Constant) else ROW
+        if name in HOLDING and isinstance(call.func, ast.Name):
+            return TENSOR.union(*map(self._shapes_of, call.args))
         if receivers or self._is_of_torch(call):
             return self._shapes_of_tensor_function(call, scope, [*receivers, *argument_values(call)])
         if name in ("iter", "next") and call.args:
@@ -271,7 +291,12 @@ class ScalarTensorFinder:
             return self._shapes_of_reshaped_tensor(name, values[0], values[1:])
         if name in KEEPING and values:
             return self._shapes_of(values[0])
-        return PLAIN if name in OF_PYTHON else self._shapes_of_own_function(call, scope)
+        if name in OF_PYTHON:
+            return PLAIN
+        given = frozenset[DimensionCount]().union(*map(self._shapes_of, values))
+        is_layer = dotted_name(values[0]) == "self" if values else False
+        is_row = not is_layer and bool((ROW | NUMBER) & given)
+        return self._shapes_of_own_function(call, scope) | (NUMBER if is_row else frozenset())
 
     def _shapes_of_python_function(self, name: str, values: list[ast.expr]) -> Shapes:
         """Return the shapes of what `sum`, `max` or `min` of Python returns."""

@@ -5,6 +5,7 @@ and `cross_entropy`, are left out, so that a rewritten training prints the same 
 """
 
 import random
+import re
 from textwrap import indent
 
 SCRIPT = """\
@@ -24,10 +25,7 @@ class Net(nn.Module):
         self.norm, self.batch_norm, self.group_norm = nn.LayerNorm(16), nn.BatchNorm1d(16), nn.GroupNorm(4, 16)
         self.conv, self.embedding, self.dropout = nn.Conv1d(1, 2, 3, padding=1), nn.Embedding(16, 16), nn.Dropout(0.1)
         self.block = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(True))
-        self.bias, self.scale = nn.Parameter(torch.zeros(1, 16)), nn.Parameter(torch.ones(1))
-        self.weight, self.pair = nn.Parameter(0.1 * torch.randn(16, 16)), nn.Parameter(torch.randn(2) + 1.5)
-        self.register_buffer("mask", torch.zeros(1, 16))
-
+{weights}
     def forward(self, x):
         h = self.first(x)
 {operations}
@@ -75,6 +73,12 @@ def main():
 if __name__ == "__main__":
     main()
 """
+WEIGHTS = """\
+self.bias, self.scale = nn.Parameter(torch.zeros(1, 16)), nn.Parameter(torch.ones(1))
+self.weight, self.pair = nn.Parameter(0.1 * torch.randn(16, 16)), nn.Parameter(torch.randn(2) + 1.5)
+self.register_buffer("mask", torch.zeros(1, 16))
+"""
+OF_WEIGHTS = re.compile(r"self\.(?:bias|scale|weight|pair|mask)\b")
 OPERATIONS = (
     "h = F.relu(h)", "h = torch.sigmoid(h) * h", "h = torch.tanh(h)", "h = F.silu(h)", "h = F.elu(h)",
     "h = h + self.bias", "h = h * self.scale", "h = h - self.mask", "h = self.third(h) + h",
@@ -88,7 +92,9 @@ OPERATIONS = (
     "h = self.conv(h.unsqueeze(1)).mean(1)", "h = F.avg_pool1d(h.unsqueeze(1), 3, 1, 1).squeeze(1)",
     "h = self.embedding(torch.arange(16, device=h.device)) + h", "h = h + F.one_hot(h.argmax(1), 16)",
     "h = torch.gather(h, 1, h.argsort(1))", "h = h.float()", "h = h.masked_fill(h < -1, 0)",
-    "h = h.chunk(2, 1)[0].repeat(1, 2)",
+    "h = h.chunk(2, 1)[0].repeat(1, 2)", "h = h * torch.sigmoid(self.second(h))", "h = h - h.mean(1, keepdim=True)",
+    "h = F.layer_norm(h, (16,)) + self.second(h)", "h = 0.5 * (h + self.block(h))",
+    "h = h.view(16, 4, 4).permute(0, 2, 1).flatten(1)",
     "h = h * torch.full((1,), 2.0, device=h.device)", "h = 1 / (h.abs() + 1)",
     # what O1 and autocast compute in other types
     "h = self.pair[0] * h", "h = h - h.exp().mean()", "h = h.clone()\nh += self.bias",
@@ -138,14 +144,17 @@ def draw_ordinary_training(seed: int) -> str:
         above = f"{above}\noptimizer.zero_grad()"
     else:
         below = f"optimizer.zero_grad()\n{below}"
+    result = draw.choice(RESULTS)
+    has_weights = OF_WEIGHTS.search(operations + result) is not None
     return SCRIPT.format(
         seed=seed,
+        weights=indent(WEIGHTS, 8 * " ") if has_weights else "",
         operations=indent(operations, 8 * " "),
         above=indent(above, 8 * " "),
         middle=indent(middle, 8 * " "),
         between=indent(between, 8 * " "),
         below=indent(below, 8 * " "),
-        result=draw.choice(RESULTS),
+        result=result,
         figure=draw.choice(FIGURES),
         loss=draw.choice(LOSSES),
         criterion=draw.choice(CRITERIA),

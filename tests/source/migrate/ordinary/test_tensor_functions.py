@@ -108,7 +108,7 @@ def _takes_adapter(name: str) -> bool:
         return name in OF_FUNCTIONAL or last in table
     if name in FORBIDDEN | INTO | IN_PLACE or name in PLAIN:
         return True
-    module = Module(f"h.{name}()")
+    module = Module(f"def forward(self, h):\n    return h.{name}()\n")
     return any(name_unfit_for_network(module, node) for node in module.nodes)
 
 

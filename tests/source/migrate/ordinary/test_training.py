@@ -370,7 +370,7 @@ OTHERS = {
     ),
     "a number in the block": (
         "loss = criterion(output, target)\n        top",
-        "loss = (criterion(output, target) + output * target.mean()).mean()\n        top",
+        "loss = (criterion(output, target) + output * target[0, 0]).mean()\n        top",
         "` may have a tensor of one number in fp32",
     ),
     "a sum in place in the block": (
@@ -427,6 +427,56 @@ OTHERS = {
         CLEAR,
         f"{CLEAR}        if step:\n    {CLEAR}",
         "another form here: gradients are cleared behind the step, or above the forward pass",
+    ),
+    "arithmetic in place outside": (
+        TRAINED,
+        below("output -= images.mean()"),
+        "goes into `output -= images.mean",
+    ),
+    "arithmetic with a tensor outside": (
+        TRAINED,
+        below("seen = output.detach() * decay"),
+        r"detach\(\) \* decay",
+    ),
+    "parts of the model": (
+        TRAINED,
+        below("for layer in model.children(): layer.train()"),
+        "the model goes into `model.children",
+    ),
+    "two inputs": (
+        "model(images)\n",
+        "model(images, target)\n",
+        "gets more than one tensor, of which one may be",
+    ),
+    "arithmetic of tensors in the block": (
+        "loss = criterion(output, target)\n        top",
+        "loss = criterion(output - target, target)\n        top",
+        "computes with tensors whose types and sizes nothing shows",
+    ),
+    "a product of data": (TRAINED, below("images @= turn"), "this line names @, a product, outside"),
+    "a product by a text": (TRAINED, below("images = getattr(images, 'mm')(turn)"), "names mm, a product"),
+    "a product by its method": (TRAINED, below("images.__matmul__(turn)"), "names __matmul__, a product"),
+    "a transform": (
+        MADE,
+        f"{MADE}    import torchvision\n    blur = torchvision.transforms.GaussianBlur(3)\n",
+        "torchvision.transforms.GaussianBlur, which is not on the list of what makes no fp64",
+    ),
+    "a text for fp64": (MADE, f"{MADE}    x = y.type('torch.cuda.DoubleTensor')\n", "DoubleTensor"),
+    "a data set with transforms of its own": (
+        MADE,
+        f"{MADE}    import torchvision.datasets as sets\n    data = torch.utils.data.DataLoader(\n"
+        "        sets.CIFAR10('.', transform=lambda image: image)\n    )\n",
+        "which may be of fp64",
+    ),
+    "a file of tensors": (
+        MADE,
+        f"{MADE}    extra = torch.load('x.pt').cuda()\n",
+        "a file of tensors, which may be",
+    ),
+    "cleared by another optimizer": (
+        CLEAR,
+        "        other.zero_grad()\n",
+        "another form here: zero_grad stands",
     ),
     "another core": ("import network", "import network, other", "a part of Apex's core is in other.py too"),
 }
@@ -502,9 +552,53 @@ NETWORKS = {
     "another module of torch by one that imports it": "        x = F.torch.softmax(self.one(x), 1)\n",
     "a method by a text": "        x = getattr(self.one(x), 'square')()\n",
     "a function by a text": "        x = vars(F)['rms_norm'](self.one(x), (16,))\n",
+    "a parameter": "        x = self.one(x) + torch.nn.Parameter(x)\n",
+    "a new tensor": "        x = self.one(x) + torch.arange(16)\n",
+    "a method that is not listed": "        x = self.one(x).diagonal()\n",
+    "a weight by its name": "        x = self.one(x) + getattr(self.one, 'bias')\n",
+    "an output that is kept": "        self.seen = x = F.relu(self.one(x))\n",
+    "a lambda": "        act = lambda h: torch.linalg.norm(h, dim=1)\n        x = act(self.one(x))\n",
+    "a function as a value": "        act = F.relu\n        x = act(self.one(x))\n",
+    "a function of numpy": "        import numpy as np\n        x = self.one(x) * np.sqrt(2)\n",
     "functions of operator": "        import operator\n        x = operator.mul(self.one(x), self.one.bias)\n",
     "an item by unbind": "        x = self.one(x) * self.one.bias.unbind()[0]\n",
 }
+
+
+HIDING = {
+    "a product in a constructor": ("16, 4)\n", "16, 4)\n        self.scale = x @ x.t()\n"),
+    "a product that a constructor calls": (
+        "    def forward",
+        "    def turn(self, x):\n        return torch.matmul(x, x)\n\n    def forward",
+    ),
+    "a base that is no network": (
+        "class Net(nn.Module)",
+        "class Mixin:\n    pass\n\n\nclass Net(Mixin, nn.Module)",
+    ),
+    "a layer as a base": ("class Net(nn.Module)", "class Net(nn.Linear)"),
+    "a property": (
+        "    def forward",
+        "    @property\n    def gain(self):\n        return 1\n\n    def forward",
+    ),
+    "a file's tensors": (
+        "class Net(nn.Module)",
+        "SCALES = [torch.tensor(0.3)]\n\n\nclass Net(nn.Module)",
+    ),
+    "a function for a layer": (
+        "class Net(nn.Module)",
+        "def norm(h):\n    return torch.linalg.norm(h, dim=1)\n\n\nlayers = [norm]\n\n\nclass Net(nn.Module)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), HIDING.values(), ids=HIDING)
+def test_what_a_network_hides_takes_the_adapter(tmp_path: Path, before: str, after: str) -> None:
+    network = NETWORK.replace(before, after).replace(FORWARD, FORWARD.replace("(x))", "(x)) * 2"))
+    if "SCALES" in after:
+        network = network.replace("* 2", "* SCALES[0]")
+    assert re.search(
+        "network.py (?:has .* in (?:a|the) network|names .*, a product)", reason(tmp_path, BASE, network)
+    )
 
 
 @pytest.mark.parametrize("forward", NETWORKS.values(), ids=NETWORKS)

@@ -88,6 +88,14 @@ MIXED = {
     "a trace": "h = h * self.two.weight.trace()",
     "a method with underscores": "h = h.__mul__(self.vec[0])",
     "a sum of a list": "h = sum([h, self.vec[0]])",
+    "pairs of features and weights": "for f, w in zip([h, self.two(h)], self.vec):\n    h = h + f * w",
+    "a mix by weights": "h = sum(w * f for w, f in zip(F.softmax(self.vec, dim=0), [h, self.two(h)]))",
+    "numbered weights": "for i, w in enumerate(self.vec):\n    h = h * w",
+    "a list of a parameter": "each = list(self.vec)\nh = h * each[0]",
+    "parts without their dimension": "for f, w in zip([h, h], torch.split(self.vec, 1)):\n    h = h + w.squeeze() * f",
+    "an item of a diagonal": "h = h * self.two.weight.diagonal()[0]",
+    "a part without its dimension": "h = h * self.vec.flatten().narrow(0, 1, 1).squeeze()",
+    "a list of numbers": "scales = [torch.tensor(0.3), torch.tensor(0.5)]\nh = scales[0].to(h.device) * h",
 }
 ALIKE = {
     "a parameter": "h = h * self.scale + self.vec.repeat(8)",
