@@ -174,7 +174,9 @@ def find_first_faults_by_kind(
     highest = 0.0  # scale at which a step was applied
     fallen = False
     for facts in observation.facts:
-        if facts.applied:
+        if facts.is_unfinished:
+            faults = list(_faults_of_applied_step(facts))
+        elif facts.applied:
             highest = max(highest, facts.scale)
             faults = [
                 one for one in _faults_of_applied_step(facts) if not (fallen and one.kind in SMALL_SCALE)
@@ -188,6 +190,8 @@ def find_first_faults_by_kind(
     collapse = _no_step_applied_fault(observation)
     if collapse is not None and "overflow" not in found:
         found.setdefault(collapse.kind, collapse)
+    if not found and (ended := _fault_of_error_of_script(observation)) is not None:
+        found[ended.kind] = ended
     lost = _lost_updates_fault(observation)
     if lost is not None and not {"overflow", "gradient overflow", "underflow"} & set(found):
         found.setdefault(lost.kind, lost)
@@ -522,6 +526,36 @@ def _no_step_applied_fault(observation: RunObservation) -> Fault | None:
         if broken:
             return _gradient_overflow_fault(facts, broken, in_every_step=True)
     return None
+
+
+def _fault_of_error_of_script(observation: RunObservation) -> Fault | None:
+    """Return the fault of a script that ended by itself in a step that has no other fault; None without.
+
+    Some finite number may be wrong by little and decide all the same, as in a Cholesky factorization. Where it began is
+    not known: looked at first are results of 16 bits that became zero, and then those that are nearest to the end.
+    """
+    facts = observation.facts[-1] if observation.facts else None
+    if facts is None or not facts.is_unfinished:
+        return None
+    events = facts.step.events
+    computed = [at for at, event in enumerate(events) if event.key[3] in ("forward", "backward")]
+    halves = [at for at in computed if events[at].dtype in HALF_DTYPES and not events[at].constant]
+    if not halves:
+        return None
+    behind = set(
+        _indices_reached_backwards(
+            computed[-1:], lambda at: [one for one in (*events[at].sources, *events[at].decided) if one < at]
+        )
+    )
+    order = sorted(halves, key=lambda at: (not share_lost_to_zero(events[at]), at not in behind, -at))
+    first = operation_place_of(events[order[0]].key).name
+    text = f"the script ends by itself, and {first} is the 16-bit result nearest to its end"
+    if lost := share_lost_to_zero(events[order[0]]):
+        percent = format_rough_percent_number(lost)
+        text = f"the script ends by itself, and {percent} % of the results of {first} before are zero in the arm alone"
+    fault = _make_fault("error", facts, order[0], text, [first])
+    near = [_module_and_line_key(events[at]) for at in order]
+    return fault.model_copy(update={"near": list(dict.fromkeys(near))[1:MAX_CHAIN]})
 
 
 def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, OperationResult]]) -> Fault:

@@ -185,7 +185,7 @@ class _LoopComparedWithFp32:
     cures: bool
     has_steps: bool  # its optimizer steps count; else weights are left as they are
     has_own_loss: bool  # its loss is a random weighting, and no result
-    name: str  # of what runs outside of modules; "" for nothing
+    name: str  # of what runs outside of submodules; "" for nothing
     reference: dict[str, Tensor] = field(default_factory=dict)
     # figures with added rounding, by unit
     rounded: dict[float, list[dict[str, Tensor]]] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class _LoopComparedWithFp32:
         if diagnosis.faults or far:
             text = "\n".join(_failure_message_lines(arm, diagnosis, far))
             if self.name:  # what runs in no module inside of the subject runs in the subject itself
-                text = text.replace("outside of modules", f"of {self.name}")
+                text = text.replace("outside of submodules", f"of {self.name}")
             raise DoesNotHold(text, str(arm), figures, diagnosis)
         return Held(str(arm), tuple(figures), captured.skipped)
 

@@ -27,6 +27,7 @@ class StepFacts:
     scale: float  # of the loss
     step: WatchedStep
     updates: list[LostUpdates]
+    is_unfinished: bool = False  # the script ended in it, by an error or an exit code of its own
 
 
 @dataclass

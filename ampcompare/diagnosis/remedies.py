@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.records.diagnosis import (
     CandidateTrial,
     Cure,
@@ -282,6 +283,8 @@ def _candidates_of_several_at_once(
 def _has_first_fault_moved_or_shrunk(faults_before: Sequence[Fault], faults_after: Sequence[Fault]) -> bool:
     """Return whether the first fault begins at another place or is much smaller."""
     first, now = faults_before[0], faults_after[0]
+    if first.kind == now.kind == "error":  # whose place is a guess
+        return now.step > first.step
     moved = (first.kind, first.place.module, first.place.where) != (
         now.kind,
         now.place.module,
@@ -544,7 +547,10 @@ def fault_and_cure_sentence(found: Diagnosis) -> str:
     if first.kind == "not precision":
         return f"no fault of precision: at step {first.step} {first.text}{where}"
     why = f", as {first.reason}" if first.reason else ""
-    fault = f"{first.kind} at step {first.step}: {first.text}{where}{why}"
+    ended = (
+        f"; its error: {printable_line(found.failure, 300, keep_end=150)}" if first.kind == "error" else ""
+    )
+    fault = f"{first.kind} at step {first.step}: {first.text}{where}{why}{ended}"
     if cure is None and first.kind == "format" and found.trials:
         return f"{fault}; {found.trials[0].name} is not proven to cure it: {found.trials[0].left}"
     if cure is None:

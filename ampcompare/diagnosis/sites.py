@@ -133,7 +133,7 @@ class RunningModulesTracker:
 
     @property
     def running_module(self) -> str:
-        """The name of the innermost module that runs; "" outside of modules."""
+        """The name of the innermost module that runs; "" outside of submodules."""
         return self._stack[-1] if self._stack else ""
 
     @property

@@ -14,7 +14,6 @@ from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import RunObservation, StepFacts
 from ampcompare.diagnosis.operation_watch import Key, OperationWatch, computing_without_modes
-from ampcompare.diagnosis.ranges import total_nonfinite_and_lost_of
 from ampcompare.diagnosis.sites import RunningModulesTracker
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.diagnosis import LostUpdates, Phase
@@ -132,18 +131,20 @@ class StepOperationsWatch(StepObserver):
         self._step += 1
         self._applied += applied
 
-    def end_unfinished_nonfinite_step(self) -> None:
-        """Hand over what the script computed before it ended in a step, if its last result is not finite.
+    def end_unfinished_step(self) -> None:
+        """Hand over what the script computed before it ended in a step, of which the last result counts as the loss.
 
-        So ends one that stops training, or raises, at such a loss: that result counts as the loss.
+        So ends one that stops training, or raises, at a number that is not finite, or is finite and wrong.
         """
         step = self.operations.drain()
         last = next(
             (at for at, event in reversed([*enumerate(step.events)]) if event.key[3] == "forward"), None
         )
-        if last is not None and total_nonfinite_and_lost_of(step.events[last].row)[1]:
+        if last is not None:
             step.losses = step.losses or [last]
-            self.observation.add_unfinished_step(StepFacts(self._step, False, self.scale, step, []))
+            self.observation.add_unfinished_step(
+                StepFacts(self._step, False, self.scale, step, [], is_unfinished=True)
+            )
 
     def note_gradients_before_backward(self) -> None:
         """Note which gradients are not finite already, such as a skipped step leaves: a pass that adds to them makes

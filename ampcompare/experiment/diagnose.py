@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.variables import CELL_FOLDER
-from ampcompare.base.errors import LaunchError
+from ampcompare.base.errors import AmpCompareError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
@@ -109,9 +109,14 @@ def diagnose_script(
         found, _, device_type = _diagnosis_kept_functions_and_device_type(
             options, arm, (), Path(name), environment
         )
+        once = time.perf_counter() - begun
+        if found.faults and found.faults[0].kind == "error":
+            say(
+                f"running it from its start under fp32, to see whether it ends so there too (about {once:.0f} s)"
+            )
+            found = _with_error_in_fp32(found, options, arm, Path(name), environment)
         if not options.cures or not found.faults:
             return found
-        once = time.perf_counter() - begun
 
         def test_arm(other: Arm, lines: Sequence[str]) -> TestedCandidate:
             what = f"{other}, with {' and '.join(lines)} in fp32" if lines else str(other)
@@ -138,6 +143,38 @@ def diagnose_script(
     seconds = time.perf_counter() - begun
     cost = f"the script ran {1 + len(found.trials)} times from its start, {seconds:.0f} s in all"
     return found.model_copy(update={"notes": [*found.notes, cost]})
+
+
+def _with_error_in_fp32(
+    found: Diagnosis,
+    options: DiagnoseOptions,
+    arm: Arm,
+    parent: Path,
+    environment: Mapping[str, str] | None,
+) -> Diagnosis:
+    """Return the diagnosis of a script that ended by itself, without that fault where it ends so in fp32 too.
+
+    Raises:
+        LaunchError: it does, and made no step.
+    """
+    try:
+        seen, _, _ = _diagnosis_kept_functions_and_device_type(
+            options, Arm.parse("fp32"), (), parent, environment
+        )
+        is_equal = bool(seen.failure) and seen.steps <= found.steps
+    except LaunchError:
+        is_equal = True
+    except AmpCompareError as refusal:
+        note = f"whether the script ends so in fp32 too is not known: {refusal}"
+        return found.model_copy(update={"notes": [*found.notes, note]})
+    if is_equal and not found.steps:
+        raise LaunchError(f"the script showed no step to watch, in fp32 neither: {found.failure}")
+    first, *others = found.faults
+    text = first.text.replace("ends by itself", "ends by itself, which it does not in fp32", 1)
+    faults = others if is_equal else [first.model_copy(update={"text": text}), *others]
+    failure = f"{found.failure}; in fp32 too" if is_equal else found.failure
+    found = found.model_copy(update={"faults": faults, "failure": failure})
+    return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
 
 def _diagnosis_kept_functions_and_device_type(

@@ -188,13 +188,17 @@ def _labels_by_remark(builds: Mapping[str, str], trials: Mapping[str, _CellTrial
 
 
 def _find_arm_with_finite_losses(arm: str, find_trial: Callable[[str], _CellTrial | None]) -> str | None:
-    """Return an arm if it trains to finite losses, else the first that keeps more in fp32, as each error advises."""
+    """Return an arm if it trains to finite losses, else the first that keeps more in fp32, as each error advises.
+
+    One whose optimizer divides by an eps of zero has finite losses for a while.
+    """
     for _ in range(MAX_FOLLOWED):
         trial = find_trial(arm)
         if trial is None:
             return None
         if trial.is_trained:
-            return arm if trial.find_step_of_nonfinite_loss() is None else None
+            is_sound = trial.find_step_of_nonfinite_loss() is None and not trial.divides_by_zero_eps
+            return arm if is_sound else None
         more = _advised_arm_that_keeps_more(str(Arm.parse(arm)), trial.advice)
         if more is None:
             return None
@@ -404,6 +408,12 @@ class _CellTrial:
             step_seconds=median,
             lost_loss_at=self.find_step_of_nonfinite_loss(),
         )
+
+    @property
+    def divides_by_zero_eps(self) -> bool:
+        """Whether an optimizer was seen to divide by zero, which breaks weights whose loss may show it later."""
+        ledger = None if self.rows is None else self.rows.ledger
+        return ledger is not None and bool(ledger.zero_denominators)
 
     def find_step_of_nonfinite_loss(self) -> int | None:
         """Return the first step whose loss is not finite; None if that of the last one is, or is not known."""

@@ -70,6 +70,8 @@ class _SeenTypes:
     has_compensation: bool = False
     updates: list[Tensor] = field(default_factory=list)  # elements that should move, that stayed, that differ
     denominators: list[Tensor] = field(default_factory=list)  # elements, those divided by 0
+    # by optimizer and group: what is added to denominators, and whether it is 0 in their type
+    eps: dict[tuple[int, int], tuple[float, bool]] = field(default_factory=dict)
     largest: list[Tensor] = field(default_factory=list)  # gradients
 
 
@@ -322,18 +324,15 @@ class StepTypeRecorder:
         to the nearest of what the optimizer has computed on a copy."""
         stepped = self._stepped.pop(id(optimizer), [])
         held = (
-            [(param, group) for group in optimizer.param_groups for param in group["params"]]
+            [(param, at) for at, group in enumerate(optimizer.param_groups) for param in group["params"]]
             if stepped
             else []
         )
-        for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
+        for (_, _, moves), (param, at) in zip(stepped, held, strict=False):
             second = find_second_moment(optimizer, param)
             if moves is not None and second is not None:
-                zero = (
-                    (_first_elements_of(second) == 0)
-                    if is_eps_zero_in(group, second.dtype)
-                    else torch.zeros_like(moves)
-                )
+                is_zero = self._note_eps_and_whether_zero(optimizer, at, second.dtype)
+                zero = (_first_elements_of(second) == 0) if is_zero else torch.zeros_like(moves)
                 self._seen.denominators.append(torch.stack([torch.ones_like(zero).sum(), zero.sum()]))
         for old, (copy, given, moves), (new, _) in zip(
             self._before.get(id(optimizer), []), stepped, held, strict=False
@@ -347,6 +346,15 @@ class StepTypeRecorder:
             if copy.dtype is not now.dtype:
                 apart = (_first_elements_of(copy).to(now.dtype) != now).logical_and_(moves)
             self._seen.updates.append(torch.stack([moves.sum(), stayed.sum(), apart.sum()]))
+
+    def _note_eps_and_whether_zero(self, optimizer: Optimizer, number: int, dtype: torch.dtype) -> bool:
+        """Note the eps of a group, and return whether it is zero in the type of a second moment."""
+        group = optimizer.param_groups[number]
+        is_zero = is_eps_zero_in(group, dtype)
+        if isinstance(eps := group.get("eps"), float):
+            key = (self._number_of_optimizer(optimizer), number)
+            self._seen.eps[key] = eps, is_zero or self._seen.eps.get(key, (eps, False))[1]
+        return is_zero
 
     def read_ledger_from_device(self, **facts: Any) -> Ledger:
         """Return what was seen, with further fields from `facts`; reads the counts of updates from the device."""
@@ -369,7 +377,10 @@ class StepTypeRecorder:
             if not any(shares.values()):  # of a group without parameters
                 continue
             elements = seen.parameters.get(place, 0)
-            groups.append(GroupTypes(name=seen.names[place], parameters=elements, **shares))
+            eps, is_zero = seen.eps.get(place, (None, False))
+            groups.append(
+                GroupTypes(name=seen.names[place], parameters=elements, eps=eps, zero_eps=is_zero, **shares)
+            )
         return Ledger(
             steps=self.steps,
             groups=groups,

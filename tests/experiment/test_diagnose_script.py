@@ -217,8 +217,8 @@ def test_a_script_that_ends_itself_at_a_loss_that_is_not_finite(
         source = source.replace("sys.exit(1)", "raise FloatingPointError(loss)")
     found = diagnose(source, "native:fp16")
     assert found.verdict == (
-        "native:fp16: overflow at step 0: mul outside of modules is the first result that is not finite (train.py:11); "
-        "train.py:11 in fp32 cures it"
+        "native:fp16: overflow at step 0: mul outside of submodules is the first result that is not finite "
+        "(train.py:11); train.py:11 in fp32 cures it"
     )
     assert (found.steps, found.skipped) == (0, 0)
     assert found.failure
@@ -228,9 +228,43 @@ def test_a_script_that_ends_itself_at_a_finite_loss(diagnose: Callable[..., Any]
     """The reason is its last line, not a note of ampcompare's on the device."""
     with pytest.raises(
         LaunchError,
-        match=r"showed no step to watch: the script ended with exit code 1: Loss is \d+\.\d, stopping",
+        match=r"showed no step to watch, in fp32 neither: the script ended with exit code 1: Loss is \d+\.\d, stop",
     ):
         diagnose(STOPPING.replace("FACTOR", "1"), "native:fp16")
+
+
+CHECKED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+    def forward(self, x):
+        shares = self.body(x).softmax(-1)
+        if (shares.float().sum(-1) - 1).abs().max() > 3e-5:
+            raise ValueError("shares have to add up to 1")
+        return shares[:, 0].mean()
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+for step in range(3):
+    loss = model(torch.randn(64, 8))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_script_that_raises_for_a_finite_number(diagnose: Callable[..., Any]) -> None:
+    """That it does not in fp32 is tried; so is what removes the error, of what its step computed in 16 bits."""
+    found = diagnose(CHECKED, "half", steps=2)
+    assert found.verdict == (
+        "half: error at step 0: the script ends by itself, which it does not in fp32, and _softmax outside of "
+        "submodules is the 16-bit result nearest to its end (train.py:10); its error: ValueError: shares have to add "
+        "up to 1 (train.py:12); train.py:10 in fp32 cures it"
+    )
+    assert (found.steps, found.faults[0].kind) == (0, "error")
 
 
 def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) -> None:

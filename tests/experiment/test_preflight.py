@@ -24,6 +24,8 @@ END = {"kind": "end", "exit_code": 2, "error": "with all its arms"}
 class ByArm(Launcher):
     """Trains some arms; others fail with advice."""
 
+    zero_denominators = 0.0
+
     def __init__(self, able: set[str], advice: ArmAdvice) -> None:
         self.able, self.advice, self.asked = able, advice, list[str]()
 
@@ -39,7 +41,7 @@ class ByArm(Launcher):
             "grad_norm": None,
         }
         if config.arm in self.able:
-            rows += 3 * [step]
+            rows += [*3 * [step], {"kind": "ledger", "zero_denominators": self.zero_denominators}]
         else:
             advice = {"arms": self.advice.arms, "remedy": self.advice.remedy, "seen": SEEN}
             rows.append({**END, "advice": advice} if self.advice.arms else END)
@@ -99,6 +101,16 @@ def test_advice_to_keep_modules_is_followed_until_the_script_trains(tmp_path: Pa
     found = run_trials_of_rows(rows, launcher, (0, 1), tmp_path)
     assert launcher.asked == [*rows, "apex:O2,keep_fp32=b", str(Arm.parse("apex:O2,keep_fp32=b|a"))]
     assert found.arms["apex:O2"].error == f"{SEEN}; compare apex:O2,keep_fp32=b|a, or cast it"
+
+
+def test_an_arm_that_divides_by_an_eps_of_zero_is_not_advised(tmp_path: Path) -> None:
+    """Its first losses are finite, and its weights are not."""
+    rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "apex:O2")}
+    launcher = ByArm({"fp32", "half:keep_fp32=fft"}, ArmAdvice(("half:keep_fp32=fft",), "cast it"))
+    launcher.zero_denominators = 0.25
+    found = run_trials_of_rows(rows, launcher, (0, 1), tmp_path)
+    assert launcher.asked == [*rows, "half:keep_fp32=fft"]
+    assert found.arms["apex:O2"].error == f"{SEEN}; cast it"
 
 
 def test_an_error_without_advice_stays_as_it_is(tmp_path: Path) -> None:

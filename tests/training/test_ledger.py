@@ -182,6 +182,7 @@ def test_zero_denominators_are_counted(arm: str, eps: float, zero: float) -> Non
         )
     found = keeper.look.read_ledger_from_device()
     assert found.zero_denominators == zero
+    assert [(group.eps, group.zero_eps) for group in found.groups] == [(eps, zero == 1.0 or eps == 0.0)]
     assert 0 < (found.largest_gradient or 0) < 1e-2
 
 

@@ -277,7 +277,7 @@ def _repeated_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonFor
         return
     share = memory.kept_twice_bytes / memory.measured_bytes
     if share >= TWICE:
-        names = ", ".join(one.kind or "outside of modules" for one in memory.kept_twice[:3])
+        names = ", ".join(one.kind or "outside of submodules" for one in memory.kept_twice[:3])
         yield ReasonForLittleGain(
             kind="kept twice",
             text=f"{_mib_text(memory.kept_twice_bytes)} of activations, {percent_text(share)} of the peak of memory, "
@@ -285,7 +285,7 @@ def _repeated_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[ReasonFor
             share=share,
             gain=f"{_mib_text(memory.kept_twice_bytes)} of memory: let both operations read one type",
             evidence=[
-                f"{one.kind or 'outside of modules'}: {_mib_text(one.bytes)} in {one.dtype}"
+                f"{one.kind or 'outside of submodules'}: {_mib_text(one.bytes)} in {one.dtype}"
                 for one in memory.kept_twice
             ],
         )

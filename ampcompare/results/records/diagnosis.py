@@ -16,6 +16,7 @@ FaultKind = Literal[
     "lost updates",
     "update",
     "format",
+    "error",
     "not precision",
 ]
 
@@ -45,7 +46,7 @@ class MagnitudeRange(FrozenRecord):
 class OperationPlace(FrozenRecord):
     """An operation of a module, in one direction."""
 
-    module: str = Field("", description='dotted name; "" outside of modules')
+    module: str = Field("", description='dotted name; "" in the whole model itself, or outside of any')
     operation: str = Field("", description="as torch dispatches it, such as addmm")
     phase: Phase = "forward"
     where: str = Field("", description="file:line of the call that made it")
@@ -55,7 +56,7 @@ class OperationPlace(FrozenRecord):
         """The place in a few words."""
         module = self.module.rstrip(":")
         if not module and self.phase != "weight":
-            return f"{self.operation} outside of modules"
+            return f"{self.operation} outside of submodules"
         return " ".join(part for part in (module or "weights", self.operation) if part)
 
 

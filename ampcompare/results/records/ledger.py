@@ -19,6 +19,8 @@ class GroupTypes(FrozenRecord):
     )
     gradients: Types = Field({}, description="that the optimizer got")
     state: Types = Field({}, description="of the optimizer between steps; empty if it keeps none")
+    eps: Number | None = Field(None, description="that the optimizer adds to a second moment it divides by")
+    zero_eps: bool = Field(False, description="whether that is zero in the type of the second moment")
 
 
 class LinearFormat(FrozenRecord):

@@ -98,7 +98,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
 
     status = _run_with_observer(request, install)
     if status:
-        watch.end_unfinished_nonfinite_step()
+        watch.end_unfinished_step()
     observer.end()
     if observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"

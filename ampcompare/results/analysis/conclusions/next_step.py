@@ -45,6 +45,12 @@ SAYS_NOT_FINITE = re.compile(
     r"\b(?:nans?|infs?|infinite|infinity|non-?finite)\b|not finite|invalid numeric entries|constraint .*\bReal\(\)",
     re.IGNORECASE,
 )
+# Likewise, of a number that is finite and wrong: a loss that has diverged, or a matrix that rounding makes singular.
+CHECKS_NUMBERS = re.compile(
+    r"\b(?:AssertionError|LinAlgError|ZeroDivisionError)\b|not positive-definite|satisfy the constraint|"
+    r"\b(?:diverge[ds]?|diverging|explode[ds]?|exploding)\b",
+    re.IGNORECASE,
+)
 OF_SCRIPT_RUN = (
     "--device",
     "--shift-seeds",
@@ -53,6 +59,9 @@ OF_SCRIPT_RUN = (
     "--compat-torch",
     "--allow-writes",
 )
+
+
+NUMBERS_IN_ERRORS = (("not finite", SAYS_NOT_FINITE), ("wrong", CHECKS_NUMBERS))
 
 
 def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
@@ -138,13 +147,14 @@ def _place_of_log_text(record: RunRecord) -> str:
 def _next_step_after_failed_script(
     record: RunRecord, comparison: Comparison, command_line: CompareCommandLine | None
 ) -> NextStep:
-    """Return how to see a script fail, or what it computes before, if it ends at a NaN and trains under another arm."""
+    """Return how to see a script fail, or what it computes before, if it checks numbers and another arm trains it."""
     is_by_arm = any(run.status == "completed" and run.arm != record.arm for run in comparison.records)
     is_here = command_line is not None and bool(command_line.script) and record.config.stack is None
-    if command_line is None or not is_here or not is_by_arm or not SAYS_NOT_FINITE.search(record.error or ""):
+    found = [what for what, pattern in NUMBERS_IN_ERRORS if pattern.search(record.error or "")]
+    if command_line is None or not is_here or not is_by_arm or not found:
         return _next_step_rerunning_in_foreground(record)
     command = command_line.command_to_diagnose(record.config.arm, record.config.recipe.seed, 0)
-    return NextStep(command=command, why=f"find what is not finite under {record.arm} before its script ends")
+    return NextStep(command=command, why=f"find what is {found[0]} under {record.arm} before its script ends")
 
 
 def _next_step_rerunning_in_foreground(record: RunRecord) -> NextStep:
@@ -237,7 +247,9 @@ def _next_steps_after_divergence(
 ) -> Iterator[NextStep]:
     arms = [row.arm for row in comparison.arms if row.diverged and by_arm.get(row.arm)]
     by_eps = [arm for arm in arms if EPS in proven_divergence_cause(by_arm[arm])]
-    if by_eps and command_line is not None:
+    if by_eps and command_line is not None and command_line.script:
+        yield from _next_step_with_masters(by_arm[by_eps[0]], command_line)
+    elif by_eps and command_line is not None:
         yield NextStep(
             command=str(
                 command_line.with_option("--eps", SAFE_EPS).with_own_run_directory(f"eps-{SAFE_EPS}")
@@ -258,6 +270,20 @@ def _next_steps_after_divergence(
             yield _next_step_to_explain_arm(
                 by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale"
             )
+
+
+def _next_step_with_masters(
+    records: Sequence[RunRecord], command_line: CompareCommandLine
+) -> Iterator[NextStep]:
+    """Yield the command with fp32 masters too, where the arm has them as an option: the eps is the script's."""
+    arm = records[0].config.parsed_arm
+    if "master_weights" in (arm.spec.parsers or {}) and arm.roles is not None and not arm.roles.masters:
+        other = str(arm.with_options(master_weights=True))
+        command = str(CompareCommandLine((*command_line.words, "--arm", other), command_line.script))
+        why = (
+            f"the eps of the script's optimizer is 0 in fp16: masters, or an eps of {SAFE_EPS} in the script"
+        )
+        yield NextStep(command=command, why=why)
 
 
 def _next_steps_after_skipped_steps(

@@ -277,6 +277,8 @@ def _proven_divergence_cause_of_run(record: RunRecord) -> str:
     lost = [] if record.script is None else record.script.lost_statistics
     if lost and summary.diverged_step:  # its losses were finite up to there
         return f"{lost_statistics_text(lost)} ({NAN})"
+    if (cause := _zero_eps_of_script_text(record)) and summary.first_nonfinite_loss_step != 0:
+        return cause
     if summary.first_nonfinite_loss_step == 0:
         return f"the loss is not finite before the first update ({NAN})"
     if (
@@ -295,6 +297,18 @@ def _proven_divergence_cause_of_run(record: RunRecord) -> str:
     if scale is not None and math.isfinite(scale) and scale < 1 and summary.skipped_steps:
         return f"gradients overflow at any loss scale, down to {scale:.3g} ({NAN})"
     return ""
+
+
+def _zero_eps_of_script_text(record: RunRecord) -> str:
+    """Return that the optimizer of a script was seen to divide by zero, as its eps is zero; "" if it was not."""
+    ledger = record.ledger
+    if record.script is None or ledger is None or not ledger.zero_denominators:
+        return ""
+    group = next((one for one in ledger.groups if one.zero_eps and one.eps), None)
+    if group is None:
+        return ""
+    types = " and ".join(group.state)
+    return f"{group.name.rpartition(' ')[0]}'s eps of {group.eps:.0e} is 0 in {types} ({EPS})"
 
 
 def _trains_fp16_weights_without_masters(record: RunRecord) -> bool:

@@ -188,7 +188,7 @@ def _range_map_of_modules_and_steps(diagnosis: Diagnosis) -> dict[str, Any]:
     order = [*(name for name in diagnosis.modules if name in seen), *sorted(seen - set(diagnosis.modules))]
     rows = [
         (
-            printable_line(name or "outside of modules", 40, keep_end=20),
+            printable_line(name or "outside of submodules", 40, keep_end=20),
             [_fp16_range_map_cell(found.get((name, step)), step) for step in diagnosis.observed],
         )
         for name in order[:MAX_ROWS]

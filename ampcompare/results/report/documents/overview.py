@@ -278,8 +278,10 @@ def _lr_text(row: ArmSummary) -> str:
 
 def _steps_text(row: ArmSummary) -> str:
     runs = (row.completed or 0) + row.diverged
-    if not row.num_steps or not runs or row.diverged or row.num_steps % runs:
+    if not row.num_steps or not runs or row.diverged:
         return ""
+    if row.num_steps % runs:  # as of a script that leaves out batches
+        return f"{row.num_steps:,} steps in {runs} runs"
     return f"{row.num_steps // runs:,} steps"
 
 
@@ -306,9 +308,15 @@ def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
     return {text for row in comparison.arms if (text := value(row))}
 
 
+def _is_setting_of_all(comparison: Comparison, value: Value) -> bool:
+    """Return whether all arms that ran have one value of a setting; one that has none, as it diverged, does not."""
+    ran = [row for row in comparison.arms if row.completed or row.diverged]
+    return len(_distinct_values(comparison, value)) == 1 and all(map(value, ran))
+
+
 def _notes_by_row_on_differing_settings(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
-    chosen: list[Value] = [value for value in SETTINGS if len(_distinct_values(comparison, value)) > 1]
+    chosen: list[Value] = [value for value in SETTINGS if not _is_setting_of_all(comparison, value)]
     shown = [
         _skipped_of_all_steps_text_if_any if value is _skipped_of_all_steps_text else value
         for value in chosen
@@ -342,9 +350,8 @@ def _shared_settings_line(comparison: Comparison) -> str:
         return ""
     shared = [*filter(None, [_seed_numbers_text(comparison.seeds)])]
     for value in SETTINGS:
-        texts = _distinct_values(comparison, value)
-        if len(texts) == 1:
-            shared += texts
+        if _is_setting_of_all(comparison, value):
+            shared += _distinct_values(comparison, value)
     stacks = {one.config.script.first_weights for one in comparison.records if one.config.script is not None}
     shared += [f"first weights of the stack {one.name}" for one in stacks if one is not None]
     if len(scales := _distinct_values(comparison, _loss_scale_text)) == 1:

@@ -45,7 +45,7 @@ def _time_text(seconds: float, arm: ArmProfile) -> str:
 
 
 def _module_text(name: str) -> str:
-    return printable_line(name or "outside of modules", 44, keep_end=16)
+    return printable_line(name or "outside of submodules", 44, keep_end=16)
 
 
 def _profile_tables(profile: Profile) -> list[Table]:

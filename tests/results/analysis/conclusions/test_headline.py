@@ -12,6 +12,7 @@ from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.results_table import judge_arms, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, Look
+from ampcompare.results.records.ledger import GroupTypes, Ledger
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord, ScriptFacts
 from ampcompare.testing import make_record
@@ -82,6 +83,24 @@ def test_divergence_has_its_proven_cause(runs: Any) -> None:
     )
     assert "half and apex:O3 diverged" in first_lines(comparison)
     assert any("--eps 1e-4" in step.command for step in comparison.next_steps)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.0])
+def test_a_script_whose_optimizer_divides_by_zero_has_that_as_its_cause(runs: Any, share: float) -> None:
+    """Where that was seen; its eps is in the script, and no option of the command."""
+    group = GroupTypes(name="AdamW 0", state={"fp16": 1.0}, eps=1e-8, zero_eps=True)
+    facts = {"script": ScriptFacts(), "ledger": Ledger(groups=[group], zero_denominators=share)}
+    bad = [
+        one.model_copy(update=facts)
+        for one in runs("half", FP32[:3], status="diverged", diverged_step=9, divergence="non-finite weights")
+    ]
+    found = compare(runs("fp32", FP32[:3]), bad, command="ampcompare compare --arm fp32,half -- train.py")
+    why = ": AdamW's eps of 1e-08 is 0 in fp16 (docs/examples/divergence.md)" if share else ""
+    assert f"half diverged in 3 of 3 seeds at step 9{why}." in found.headline
+    commands = [step.command for step in found.next_steps]
+    advised = "ampcompare compare --arm fp32,half --arm half:masters=fp32 -- train.py"
+    assert (advised in commands) == bool(share)
+    assert not any("--eps" in command for command in commands)
 
 
 @pytest.mark.parametrize(

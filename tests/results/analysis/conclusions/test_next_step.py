@@ -80,11 +80,16 @@ def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
     [
         ("the script ended with exit code 1: Loss is nan, stopping training", "completed", True),
         ("ValueError: matrix contains invalid numeric entries", "completed", True),
+        ("AssertionError (train.py:9)", "completed", True),
+        ("RuntimeError: loss diverged", "completed", True),
+        ("RuntimeError: loss diverged", "failed", False),
         ("Loss is nan, stopping training", "failed", False),
         ("KeyError: 'infer'", "completed", False),
     ],
 )
-def test_a_script_that_ends_itself_at_a_nan_is_diagnosed(error: str, others: Any, is_diagnosed: bool) -> None:
+def test_a_script_that_ends_itself_at_a_number_is_diagnosed(
+    error: str, others: Any, is_diagnosed: bool
+) -> None:
     """Where it trains under another arm."""
     fine = of_script("fp32", 0, "", 0).model_copy(update={"status": others})
     records = [fine, of_script("native:fp16", 0, error, 1)]
