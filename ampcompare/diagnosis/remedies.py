@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
@@ -19,6 +21,7 @@ from ampcompare.results.records.diagnosis import (
     Fault,
     LossScaleHeadroom,
     OperationPlace,
+    PlaceReport,
 )
 
 _MAX_TRIALS = 40
@@ -120,6 +123,7 @@ def search_for_cure(
     *,
     max_trials: int = _MAX_TRIALS,
     last_lines: Collection[str] = (),
+    functions: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> _SearchResult:
     """Test candidates until the faults are gone, in at most `max_trials` runs.
 
@@ -132,8 +136,10 @@ def search_for_cure(
         run_candidate: trains for some steps under an arm, with lines in fp32.
         modules: names, in the order of their first call.
         last_lines: lines that are tested where nothing else removes the faults.
+        functions: of a line, those of its function that compute something: some may be wrong alike, so that none of
+            them alone is the cure.
     """
-    search = _CureSearch(arm, scale, run_candidate, modules, max_trials)
+    search = _CureSearch(arm, scale, run_candidate, modules, max_trials, functions)
     found = search.search_from_faults(faults, left_out=last_lines)
     if found is None and last_lines:
         found = search.search_from_faults(faults, left_out=())
@@ -157,8 +163,10 @@ class _CureSearch:
         run: Callable[[Arm, Sequence[str]], TestedCandidate],
         modules: Sequence[str],
         most: int,
+        functions: Mapping[str, Sequence[str]],
     ) -> None:
         self._arm, self._scale, self._run, self._modules, self._most = arm, scale, run, modules, most
+        self._functions = functions
         self.tested: dict[CureCandidate, TestedCandidate | None] = {}
         self.trials: list[CandidateTrial] = []
 
@@ -189,11 +197,11 @@ class _CureSearch:
         return () if known is None else known.functions
 
     def _candidates_of_round(self, faults: Sequence[Fault], left_out: Collection[str]) -> list[CureCandidate]:
-        return [
-            one
-            for one in _candidates_likeliest_first(self._arm, faults, self._scale, self._modules)
-            if not set(one.lines) & set(left_out)
-        ]
+        candidates = [*_candidates_likeliest_first(self._arm, faults, self._scale, self._modules)]
+        whole = self._functions.get(faults[0].place.where, ())
+        if any(one.lines for one in candidates) and len(whole) > 1:
+            candidates.append(CureCandidate(lines=tuple(whole)))
+        return [one for one in candidates if not set(one.lines) & set(left_out)]
 
     def _changes_with_one_more(
         self, kept: CureCandidate, candidates: Iterable[CureCandidate]
@@ -415,6 +423,34 @@ def _source_line_at(place: str, folder: str) -> str:
     return next(filter(None, (linecache.getline(file, int(number)).strip() for file in files)), "")
 
 
+def _lines_by_function(reports: Sequence[PlaceReport], folder: str) -> dict[str, list[str]]:
+    """Return, of each place in a function of a file that can be read, the places in the innermost such function."""
+    numbers: dict[str, set[int]] = {}
+    for report in reports:
+        name, _, number = report.place.where.rpartition(":")
+        if report.place.phase == "forward" and number.isdigit():
+            numbers.setdefault(name, set()).add(int(number))
+    found: dict[str, list[str]] = {}
+    for name, lines in numbers.items():
+        for begin, end in sorted(_spans_of_functions(name, folder), key=lambda span: span[0] - span[1]):
+            inside = [f"{name}:{number}" for number in sorted(lines) if begin <= number <= end]
+            found |= dict.fromkeys(inside, inside)  # that of an inner function comes later
+    return found
+
+
+def _spans_of_functions(name: str, folder: str) -> Iterator[tuple[int, int]]:
+    """Yield the first and last line of each function of a file; none of a file that is no Python, or is not there."""
+    files = (*([os.path.join(folder, name)] if folder else []), name)
+    source = "".join(next(filter(None, map(linecache.getlines, files)), []))
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node.lineno, node.end_lineno or node.lineno
+
+
 def _fp32_line_code(arm: Arm, place: str, site: CodeSite) -> list[str]:
     source = _source_line_at(place, site.folder)
     if place in site.inputs_cast:
@@ -513,6 +549,7 @@ def diagnosis_with_tested_cure(
         diagnosis.modules,
         max_trials=max_trials,
         last_lines=inputs_cast,
+        functions=_lines_by_function(diagnosis.places, folder),
     )
     cure = None
     if result.change is not None:

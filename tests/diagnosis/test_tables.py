@@ -13,8 +13,8 @@ from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, to
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.remedies import TestedCandidate as Outcome
-from ampcompare.diagnosis.remedies import search_for_cure
-from ampcompare.results.records.diagnosis import Fault, OperationPlace
+from ampcompare.diagnosis.remedies import diagnosis_with_tested_cure, search_for_cure
+from ampcompare.results.records.diagnosis import Diagnosis, Fault, OperationPlace, PlaceReport
 
 
 @pytest.mark.parametrize("name", LEVELS)
@@ -83,6 +83,39 @@ def test_lines_that_help_only_together_are_found(needed: set[str], trials: int) 
     found = search_for_cure(Arm.parse("apex:O2"), [FAULT], None, run, [])
     assert set(found.change.lines) == needed
     assert len(found.trials) >= trials
+
+
+def test_lines_of_a_function_that_are_wrong_alike_are_tried_together(tmp_path: Path) -> None:
+    """As three variances of an SSIM; lines of another function, or of one inside of it, are not."""
+    inner_function = "    def inner(x):\n        return x\n"
+    source = f"def ssim(x):\n    a = x\n{inner_function}    b = x\n    c = x\n    return a\ny = ssim(1)\n"
+    (tmp_path / "loss.py").write_text(source)
+    lines = [f"loss.py:{number}" for number in (2, 4, 5, 6, 7, 8)]
+    reports = [PlaceReport(place=OperationPlace(operation="sub", where=line)) for line in lines]
+    fault = FAULT.model_copy(
+        update={"place": FAULT.place.model_copy(update={"where": "loss.py:6"}), "near": []}
+    )
+    needed = {"loss.py:2", "loss.py:5", "loss.py:6", "loss.py:7", "loss.py:4"}
+
+    def run(arm: Arm, kept: Sequence[str]) -> Outcome:
+        return Outcome([] if needed <= set(kept) else [fault])
+
+    found = diagnosis_with_tested_cure(
+        Diagnosis(arm="apex:O2", verdict="", steps=1, faults=[fault], places=reports),
+        Arm.parse("apex:O2"),
+        run,
+        folder=str(tmp_path),
+    )
+    assert found.cure is not None
+    assert set(found.cure.keeps) == needed
+    inner = fault.model_copy(update={"place": fault.place.model_copy(update={"where": "loss.py:4"})})
+    alone = diagnosis_with_tested_cure(
+        found.model_copy(update={"faults": [inner]}),
+        Arm.parse("apex:O2"),
+        lambda arm, kept: Outcome([inner]),
+        folder=str(tmp_path),
+    )
+    assert [trial.name for trial in alone.trials] == ["loss.py:4"]
 
 
 def test_no_change_is_found_where_none_helps() -> None:
