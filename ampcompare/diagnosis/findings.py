@@ -15,6 +15,7 @@ from ampcompare.diagnosis.observation import (
     RunObservation,
     StepFacts,
     error_of_event,
+    name_of_parameter,
     operation_place_of,
     own_error_of_event,
 )
@@ -175,7 +176,7 @@ def find_first_faults_by_kind(
     fallen = False
     for facts in observation.facts:
         if facts.is_unfinished:
-            faults = list(_faults_of_applied_step(facts))
+            faults = list(_overflows_of_unfinished_step(facts))
         elif facts.applied:
             highest = max(highest, facts.scale)
             faults = [
@@ -206,6 +207,7 @@ def _faults_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
         return
     gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
     broken = [at for at, event in gradients if _is_nonfinite_result(event)]
+    broken = broken or _indices_of_nonfinite_results_for_unseen(facts)
     if broken:
         yield _gradient_overflow_fault(facts, broken)
         return
@@ -232,6 +234,18 @@ def _faults_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
         yield fault
 
 
+def _overflows_of_unfinished_step(facts: StepFacts) -> Iterator[Fault]:
+    """Yield an overflow in a step that the script did not finish; what is wrong by rounding is no loss there.
+
+    What it last computed may be a check, such as how far a sum is off 1, whose exact value is zero.
+    """
+    events, last = facts.step.events, facts.step.index_of_loss or 0
+    if _is_nonfinite_result(events[last]):
+        yield _nonfinite_loss_fault(facts, last)
+    elif (swallowed := _find_overflow_and_value_made_wrong(events, HARM_IN_BF16)) is not None:
+        yield _swallowed_overflow_fault(facts, *swallowed)
+
+
 def _fault_of_rounded_argument(facts: StepFacts) -> Fault | None:
     """Return the fault of one rounding that a function amplifies, or that changes indices; None without."""
     if (amplified := _find_index_and_event_of_amplified_rounding(facts.step.events)) is not None:
@@ -256,12 +270,27 @@ def _nonfinite_update_fault(facts: StepFacts) -> Fault | None:
     )
 
 
+def _indices_of_nonfinite_results_for_unseen(facts: StepFacts) -> list[int]:
+    """Return the backward results that are not finite, if a stepped tensor of no module got such a gradient.
+
+    The watch knows the gradients of parameters of modules alone; that of a temperature, say, is none of them.
+    """
+    events = facts.step.events
+    seen = {name_of_parameter(event.key) for event in events if event.key[3] == "gradient"}
+    if not any(one.nonfinite_gradient for one in facts.updates if one.parameter not in seen):
+        return []
+    return [
+        at for at, event in enumerate(events) if event.key[3] == "backward" and _is_nonfinite_result(event)
+    ]
+
+
 def _fault_of_gradients_broken_later(facts: StepFacts) -> Fault | None:
     """Return the fault of gradients that are finite and not zero behind the backward pass, and else at the step."""
     events = [one for one in facts.step.events if one.key[3] == "gradient" and not one.constant]
     if not facts.updates or all(magnitude_range_of_counts(event.row).largest is None for event in events):
         return None
-    broken = sum(one.nonfinite_gradient for one in facts.updates)
+    seen = {name_of_parameter(event.key) for event in facts.step.events if event.key[3] == "gradient"}
+    broken = sum(one.nonfinite_gradient for one in facts.updates if one.parameter in seen)
     if not broken and any(one.moved for one in facts.updates):
         return None
     what = f"with {broken} elements that are not finite" if broken else "that are all zero"

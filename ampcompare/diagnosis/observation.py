@@ -125,6 +125,12 @@ class RunObservation:
         ]
 
 
+def name_of_parameter(key: Key) -> str:
+    """Return the dotted name of the parameter whose weight or gradient an event is about."""
+    module, parameter = key[:2]
+    return f"{module}{'' if not module or module.endswith(':') else '.'}{parameter}"
+
+
 def operation_place_of(key: Key) -> OperationPlace:
     return OperationPlace(module=key[0], operation=key[1], where=key[2], phase=key[3])
 

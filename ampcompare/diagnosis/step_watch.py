@@ -12,7 +12,7 @@ from ampcompare.base.patches import GRADIENT_READS
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
-from ampcompare.diagnosis.observation import RunObservation, StepFacts
+from ampcompare.diagnosis.observation import RunObservation, StepFacts, name_of_parameter
 from ampcompare.diagnosis.operation_watch import Key, OperationWatch, computing_without_modes
 from ampcompare.diagnosis.sites import RunningModulesTracker
 from ampcompare.diagnosis.watched_precision import StepObserver
@@ -118,7 +118,7 @@ class StepOperationsWatch(StepObserver):
         stepped = {update.parameter for update in updates}
         for event in step.events:
             if stepped and event.key[3] == "gradient":  # of another optimizer, whose step it was not
-                event.constant |= _parameter_name(event.key[0], event.key[1]) not in stepped
+                event.constant |= name_of_parameter(event.key) not in stepped
         if step.events and self.is_watched:
             self.observation.add_step(StepFacts(self._step, applied, self.scale, step, updates))
         else:
@@ -189,10 +189,6 @@ def _module_and_own_name_of_parameter(name: str) -> tuple[str, str]:
     place = max(name.rfind("."), name.rfind(":"))
     is_model = place >= 0 and name[place] == ":"
     return name[: place + is_model] if place >= 0 else "", name[place + 1 :]
-
-
-def _parameter_name(module: str, parameter: str) -> str:
-    return f"{module}{'' if not module or module.endswith(':') else '.'}{parameter}"
 
 
 class LostUpdateCounter:

@@ -192,6 +192,29 @@ def test_a_parameter_of_no_module_has_a_name() -> None:
     assert "elements of a tensor of 3 x 4 outside of modules non-finite" in fault.text
 
 
+def test_a_gradient_of_a_tensor_of_no_module_that_is_not_finite_is_of_the_backward_pass() -> None:
+    """As that of a temperature by which masked scores are divided; nothing between the pass and the step made it."""
+
+    def loop(precision: Any) -> None:
+        torch.manual_seed(0)
+        temperature = torch.tensor(0.5, requires_grad=True)
+        model = nn.Linear(4, 4)
+        (model,), (optimizer,) = precision.prepare(
+            [model], [torch.optim.SGD([*model.parameters(), temperature], lr=0.1)]
+        )
+        while True:
+            scores = model(torch.randn(2, 4)).float()
+            masked = scores.masked_fill(torch.arange(4) == 3, float("-inf"))
+            loss = nn.functional.cross_entropy(masked / temperature, torch.zeros(2, dtype=torch.long))
+            precision.backward(loss, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    fault = ampcompare.diagnose(loop, arm="half:bf16", steps=1, device="cpu").faults[0]
+    assert (fault.kind, fault.place.phase) == ("not precision", "backward")
+    assert "the optimizer gets" not in fault.text
+
+
 class Rotary(nn.Module):
     """Takes cosines of large positions: autocast rounds the product that makes the angles, which cosines amplify."""
 

@@ -26,6 +26,7 @@ from ampcompare.script.behind.type_errors import find_refusal_under_arm
 from ampcompare.script.imports.adapter_imports import call_with_each_adapter, put_amp_functions_in_adapter
 from ampcompare.script.recording.recorder import RecordedSteps, number_or_detached_tensor
 from ampcompare.script.remarks.averages import StuckAverageWatch
+from ampcompare.script.remarks.cancelled_numbers import CancelledNumbersWatch
 from ampcompare.script.remarks.first_gradients import MissingFirstGradientsWatch
 from ampcompare.script.remarks.lost_decay import LostDecayWatch
 from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
@@ -149,6 +150,7 @@ class ArmStandIn:
         LostDecayWatch(rows).follow(steps, calls, optimizers=self.arm.is_as_written)
         StuckVarianceWatch(rows).follow(steps)
         TiedComparisonWatch(rows, half_dtype_of(self.arm)).follow(steps, self._events)
+        CancelledNumbersWatch(rows).follow(steps, self._events)
         if not self.torch_amp.casts_weights:
             RoundedWeightsWatch(rows).follow(steps, self._events)
 

@@ -99,6 +99,28 @@ def test_equal_scores_of_an_evaluation_are_named(
     assert [text[: len(said[0])] for text in found] == said * (is_named and not with_gradients)
 
 
+@pytest.mark.parametrize(
+    ("offset", "dtype", "is_named"),
+    [(20.0, torch.bfloat16, True), (20.0, torch.float32, False), (0.5, torch.bfloat16, False)],
+)
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_sums_of_an_evaluation_that_cancel_are_named(
+    behind: Any, offset: float, dtype: torch.dtype, is_named: bool, with_gradients: bool
+) -> None:
+    """As the variance of numbers around 20, whose mean square is 401; of numbers around 0.5 enough is left."""
+    numbers = (offset + torch.linspace(-1.7, 1.7, 512)).to(dtype)
+    counts = torch.tensor(200.0, dtype=torch.bfloat16), torch.tensor(199.0, dtype=torch.bfloat16)
+
+    def evaluate(model: nn.Module, loss: Tensor, step: int) -> None:
+        with torch.set_grad_enabled(with_gradients):
+            counts[0] - counts[1]
+            (numbers * numbers).sum() / 512 - (numbers.sum() / 512) ** 2
+
+    found = _remarks(behind, evaluate, model=_linear(), steps=3)
+    said = "an evaluation subtracts bf16 numbers of which hardly a digit is left, "
+    assert [text[: len(said)] for text in found] == [said] * (is_named and not with_gradients)
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("by_zero", [False, True])
 @pytest.mark.parametrize(("length", "is_lost"), [(320, True), (200, False)])

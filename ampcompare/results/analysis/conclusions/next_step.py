@@ -27,6 +27,7 @@ from ampcompare.results.analysis.pairing.learning import (
     learned_nothing_verdict,
     proven_divergence_cause,
 )
+from ampcompare.results.analysis.pairing.seeding import fixes_seed_of_torch
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.results.records.run import NOT_STARTED, RunRecord
 from ampcompare.results.records.verdict import OPEN
@@ -239,13 +240,18 @@ def _next_steps_with_more_seeds(
     else:
         return
     wanted = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + count)]
-    yield NextStep(command=str(command_line.with_option("--seeds", format_ranges(wanted))), why=what)
+    more_seeds = command_line.with_option("--seeds", format_ranges(wanted))
+    if fixes_seed_of_torch(comparison.records):
+        more_seeds = CompareCommandLine((*more_seeds.words, "--shift-seeds"), more_seeds.script)
+        what += "; the script fixes its seed, which --shift-seeds shifts"
+    yield NextStep(command=str(more_seeds), why=what)
 
 
 def _next_steps_after_divergence(
     comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], command_line: CompareCommandLine | None
 ) -> Iterator[NextStep]:
     arms = [row.arm for row in comparison.arms if row.diverged and by_arm.get(row.arm)]
+    reference = by_arm.get(comparison.reference, [])
     by_eps = [arm for arm in arms if EPS in proven_divergence_cause(by_arm[arm])]
     if by_eps and command_line is not None and command_line.script:
         yield from _next_step_with_masters(by_arm[by_eps[0]], command_line)
@@ -265,7 +271,13 @@ def _next_steps_after_divergence(
         step, seed = min(lost, default=(None, 0))
         if command_line is not None and command_line.script and step is not None and step <= MAX_WATCHED:
             command = command_line.command_to_diagnose(arm, seed, step)
-            yield NextStep(command=command, why=f"find where {arm} overflows, and try what cures it")
+            first = min(
+                (at for one in reference if (at := _first_bad_training_step(one)) is not None), default=None
+            )
+            why = f"find where {arm} overflows, and try what cures it"
+            if first is not None and first <= step:
+                why = f"find what is not finite under {arm}; {comparison.reference} diverges too, as by its data or lr"
+            yield NextStep(command=command, why=why)
         else:
             yield _next_step_to_explain_arm(
                 by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale"

@@ -293,6 +293,8 @@ def _proven_divergence_cause_of_run(record: RunRecord) -> str:
         return f"{name}'s eps of {optimizer.eps:.0e} is 0 in fp16 ({EPS})"
     if lost:
         return f"{lost_statistics_text(lost)} ({NAN})"
+    if record.script is not None and summary.first_nonfinite_loss_step is None and summary.divergence:
+        return f"{summary.divergence}, though all losses are finite"
     scale = summary.final_loss_scale
     if scale is not None and math.isfinite(scale) and scale < 1 and summary.skipped_steps:
         return f"gradients overflow at any loss scale, down to {scale:.3g} ({NAN})"

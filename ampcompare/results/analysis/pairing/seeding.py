@@ -1,6 +1,7 @@
 """What is known of how a script seeds its generators: in a report, and why runs of several seeds are alike."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from ampcompare.base.formatting import format_few_names
 from ampcompare.results.records.comparison import SEEDS_ITSELF
@@ -68,6 +69,17 @@ def _why_unshifted_seeds_are_one_run(facts: ScriptFacts | None, seed_option: str
 
 def _fixed_global_seeds(calls: Sequence[SeedCall]) -> list[SeedCall]:
     return [call for call in calls if call.kind == "global" and call.seed]
+
+
+def fixes_seed_of_torch(records: Sequence[RunRecord]) -> bool:
+    """Return whether a script seeds torch alike in each run, and no option shifts that or passes a seed on."""
+    record = next((one for one in records if one.script is not None and one.script.seeds is not None), None)
+    script = None if record is None else record.config.script
+    if record is None or record.script is None or script is None or script.shift_seeds is not None:
+        return False
+    here, there = (script.arguments_for(seed, record.config.arm, Path("cell")) for seed in (0, 1))
+    fixed = _fixed_global_seeds(record.script.seeds or ())
+    return here == there and any(call.function.startswith("torch.") for call in fixed)
 
 
 def _unshiftable_generators(calls: Sequence[SeedCall]) -> list[str]:

@@ -308,15 +308,17 @@ def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
     return {text for row in comparison.arms if (text := value(row))}
 
 
-def _is_setting_of_all(comparison: Comparison, value: Value) -> bool:
-    """Return whether all arms that ran have one value of a setting; one that has none, as it diverged, does not."""
+def _setting_of_all_text(comparison: Comparison, value: Value) -> str:
+    """Return the one value of a setting that all arms have, or all whose runs did not diverge; "" for several."""
     ran = [row for row in comparison.arms if row.completed or row.diverged]
-    return len(_distinct_values(comparison, value)) == 1 and all(map(value, ran))
+    if len(texts := _distinct_values(comparison, value)) != 1:
+        return ""
+    return f"{min(texts)}{'' if all(map(value, ran)) else ' where no run diverged'}"
 
 
 def _notes_by_row_on_differing_settings(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
-    chosen: list[Value] = [value for value in SETTINGS if not _is_setting_of_all(comparison, value)]
+    chosen: list[Value] = [value for value in SETTINGS if not _setting_of_all_text(comparison, value)]
     shown = [
         _skipped_of_all_steps_text_if_any if value is _skipped_of_all_steps_text else value
         for value in chosen
@@ -350,8 +352,7 @@ def _shared_settings_line(comparison: Comparison) -> str:
         return ""
     shared = [*filter(None, [_seed_numbers_text(comparison.seeds)])]
     for value in SETTINGS:
-        if _is_setting_of_all(comparison, value):
-            shared += _distinct_values(comparison, value)
+        shared += filter(None, [_setting_of_all_text(comparison, value)])
     stacks = {one.config.script.first_weights for one in comparison.records if one.config.script is not None}
     shared += [f"first weights of the stack {one.name}" for one in stacks if one is not None]
     if len(scales := _distinct_values(comparison, _loss_scale_text)) == 1:

@@ -85,6 +85,15 @@ def test_divergence_has_its_proven_cause(runs: Any) -> None:
     assert any("--eps 1e-4" in step.command for step in comparison.next_steps)
 
 
+def test_a_script_that_diverged_by_its_metric_alone_has_that_as_its_cause(runs: Any) -> None:
+    bad = [
+        one.model_copy(update={"script": ScriptFacts()})
+        for one in runs("half", FP32[:3], status="diverged", diverged_step=9, divergence="the last r2 is nan")
+    ]
+    found = compare(runs("fp32", FP32[:3]), bad).headline
+    assert "half diverged in 3 of 3 seeds at step 9: the last r2 is nan, though all losses are finite." in found
+
+
 @pytest.mark.parametrize("share", [0.25, 0.0])
 def test_a_script_whose_optimizer_divides_by_zero_has_that_as_its_cause(runs: Any, share: float) -> None:
     """Where that was seen; its eps is in the script, and no option of the command."""

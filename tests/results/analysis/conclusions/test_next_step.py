@@ -16,7 +16,7 @@ from ampcompare.results.analysis.conclusions.next_step import CompareCommandLine
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, NextStep
-from ampcompare.results.records.run import NOT_STARTED, RunRecord, ScriptFacts
+from ampcompare.results.records.run import NOT_STARTED, RunRecord, ScriptFacts, SeedCall
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import parse_stacks
@@ -272,6 +272,56 @@ def test_another_folder(written: str) -> None:
     assert typed is not None
     other = typed.with_own_run_directory("gpu", same_recipe=True).with_option("--lr", "0.2")
     assert str(other) == "ampcompare compare -o r-gpu --lr 0.2"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "is_shifted"),
+    [
+        ("torch.manual_seed", (), True),
+        ("torch.manual_seed", ("--seed", "{seed}"), False),
+        ("numpy.random.seed", (), False),
+    ],
+)
+def test_more_seeds_of_a_script_that_fixes_its_seed_are_shifted(
+    function: str, arguments: tuple[str, ...], is_shifted: bool
+) -> None:
+    """Else they would all be one run."""
+    call = SeedCall(place="train.py:3", function=function, seed="0")
+    records = [of_script(arm, 0, "", 0) for arm in ("fp32", "half")]
+    script = ScriptConfig(name="train.py", arguments=arguments)
+    records = [
+        make_record(one.arm, 0).model_copy(
+            update={
+                "config": one.config.model_copy(update={"script": script}),
+                "script": ScriptFacts(seeds=[call]),
+            }
+        )
+        for one in records
+    ]
+    typed = "ampcompare compare --arm fp32,half --seeds 0 -- train.py"
+    (step,) = [
+        step
+        for step in make_comparison(records, arms=["fp32", "half"], command=typed).next_steps
+        if "seeds" in step.why
+    ]
+    assert step.command.startswith("ampcompare compare --arm fp32,half --seeds 0-4")
+    assert ("--shift-seeds -- train.py" in step.command) == is_shifted
+    assert works(step)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_where_the_reference_diverges_too_precision_is_not_blamed(both: bool) -> None:
+    """The diagnosis says what is not finite, in fp32 as well."""
+    bad = {"status": "diverged", "diverged_step": 1}
+    records = [
+        make_record(arm, seed, **(bad if both or arm == "half" else {}))
+        for arm in ("fp32", "half")
+        for seed in range(3)
+    ]
+    typed = "ampcompare compare --arm fp32,half --device=cpu --seeds 0-2 -- train.py"
+    steps = make_comparison(records, arms=["fp32", "half"], command=typed).next_steps
+    (step,) = [one for one in steps if "diagnose" in one.command]
+    assert ("fp32 diverges too" in step.why) == both
 
 
 @pytest.mark.parametrize("correct", [OPEN, OPEN[:2]])
