@@ -91,7 +91,9 @@ def test_a_script_that_diverged_by_its_metric_alone_has_that_as_its_cause(runs: 
         for one in runs("half", FP32[:3], status="diverged", diverged_step=9, divergence="the last r2 is nan")
     ]
     found = compare(runs("fp32", FP32[:3]), bad).headline
-    assert "half diverged in 3 of 3 seeds at step 9: the last r2 is nan, though all losses are finite." in found
+    assert (
+        "half diverged in 3 of 3 seeds at step 9: the last r2 is nan, though all losses are finite." in found
+    )
 
 
 @pytest.mark.parametrize("share", [0.25, 0.0])

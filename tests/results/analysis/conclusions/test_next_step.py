@@ -318,6 +318,10 @@ def test_where_the_reference_diverges_too_precision_is_not_blamed(both: bool) ->
         for arm in ("fp32", "half")
         for seed in range(3)
     ]
+    script = ScriptConfig(name="train.py")
+    records = [
+        one.model_copy(update={"config": one.config.model_copy(update={"script": script})}) for one in records
+    ]
     typed = "ampcompare compare --arm fp32,half --device=cpu --seeds 0-2 -- train.py"
     steps = make_comparison(records, arms=["fp32", "half"], command=typed).next_steps
     (step,) = [one for one in steps if "diagnose" in one.command]
