@@ -206,9 +206,7 @@ def _faults_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
         yield _nonfinite_loss_fault(facts, facts.step.index_of_loss or 0)
         return
     gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
-    broken = [at for at, event in gradients if _is_nonfinite_result(event)]
-    broken = broken or _indices_of_nonfinite_results_for_unseen(facts)
-    if broken:
+    if broken := _indices_of_broken_gradients(facts):
         yield _gradient_overflow_fault(facts, broken)
         return
     if (fault := _fault_of_gradients_broken_later(facts) or _nonfinite_update_fault(facts)) is not None:
@@ -270,15 +268,18 @@ def _nonfinite_update_fault(facts: StepFacts) -> Fault | None:
     )
 
 
-def _indices_of_nonfinite_results_for_unseen(facts: StepFacts) -> list[int]:
-    """Return the backward results that are not finite, if a stepped tensor of no module got such a gradient.
+def _indices_of_broken_gradients(facts: StepFacts) -> list[int]:
+    """Return the gradients that are not finite, else the backward results that made one of a tensor of no module.
 
     The watch knows the gradients of parameters of modules alone; that of a temperature, say, is none of them.
     """
     events = facts.step.events
+    broken = [
+        at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite_result(event)
+    ]
     seen = {name_of_parameter(event.key) for event in events if event.key[3] == "gradient"}
-    if not any(one.nonfinite_gradient for one in facts.updates if one.parameter not in seen):
-        return []
+    if broken or not any(one.nonfinite_gradient for one in facts.updates if one.parameter not in seen):
+        return broken
     return [
         at for at, event in enumerate(events) if event.key[3] == "backward" and _is_nonfinite_result(event)
     ]

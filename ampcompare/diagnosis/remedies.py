@@ -577,6 +577,9 @@ def fault_and_cure_sentence(found: Diagnosis) -> str:
         skipped = f", {found.skipped} of them skipped as gradients overflowed" if found.skipped else ""
         if found.formats:
             return f"no layer stands out at step {found.observed[-1]}, so none is to be kept"
+        if found.gradients and all(one.range.zeros == one.range.elements for one in found.gradients):
+            unseen = "what runs without gradients, as a reward, is not watched"
+            skipped += f", but all gradients are zero, so that nothing is learned; {unseen}"
         failure = f"; then the script failed: {found.failure}" if found.failure else ""
         return f"no fault in {steps}{skipped}{failure}"
     first, cure = found.faults[0], found.cure

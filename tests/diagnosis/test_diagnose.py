@@ -192,6 +192,27 @@ def test_a_parameter_of_no_module_has_a_name() -> None:
     assert "elements of a tensor of 3 x 4 outside of modules non-finite" in fault.text
 
 
+@pytest.mark.parametrize("rewards", [[12.0, 12.0], [1.0, 2.0]])
+def test_gradients_that_are_all_zero_are_said(rewards: list[float]) -> None:
+    """As of a policy whose rewards are equal in 16 bits: no operation that is watched is wrong."""
+
+    def loop(precision: Any) -> None:
+        torch.manual_seed(0)
+        (model,), (optimizer,) = precision.prepare(
+            [model := nn.Linear(4, 1)], [torch.optim.SGD(model.parameters(), lr=0.1)]
+        )
+        while True:
+            advantage = torch.tensor(rewards)[:, None] - sum(rewards) / 2
+            loss = (model(torch.randn(2, 4)).float() * advantage).mean()
+            precision.backward(loss, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    found = ampcompare.diagnose(loop, arm="half:bf16,masters=fp32", steps=2, device="cpu")
+    assert "no fault in 2 steps" in found.verdict
+    assert ("all gradients are zero" in found.verdict) == (rewards[0] == rewards[1])
+
+
 def test_a_gradient_of_a_tensor_of_no_module_that_is_not_finite_is_of_the_backward_pass() -> None:
     """As that of a temperature by which masked scores are divided; nothing between the pass and the step made it."""
 
