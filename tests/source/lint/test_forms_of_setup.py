@@ -145,6 +145,30 @@ PAIRS = {
             scaler.step(optimizer)
             scaler.update()
     """,
+    "AMP224: an average or a teacher that no optimizer has": """
+        ema = copy.deepcopy(model).half()  # right
+        model = model.half()  # wrong
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            for average, weight in zip(ema.parameters(), model.parameters()):
+                average.lerp_(weight, 0.1)
+    """,
+    "AMP224: a model inside of the one that is trained": """
+        body = Net().half()  # wrong
+        body = Net()  # right
+        print(sum(param.numel() for param in body.parameters()))
+        model = nn.Sequential(body, nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    """,
     "AMP311: options of a command line": """
         import subprocess
         level = ["--fp16", "--fp16_opt_level", "O2"]  # wrong

@@ -121,11 +121,38 @@ def fp16_weights_with_scaler(module: LintModule) -> Iterator[Finding]:
             if (
                 trains
                 and unscaled
-                and module.code_mentions_pattern(rf"\b{re.escape(name)}\.(?:named_)?parameters\(\)")
+                and _mentions_parameters_of(module, name)
+                and not _trains_others(module, cast)
             ):
                 yield module.make_finding(
                     "AMP224", event.call, f"`{name}` is trained with a GradScaler below"
                 )
+
+
+def _mentions_parameters_of(module: LintModule, name: str) -> bool:
+    return module.code_mentions_pattern(rf"\b{re.escape(name)}\.(?:named_)?parameters\(\)")
+
+
+def _trains_others(module: LintModule, cast: ModelCast) -> bool:
+    """Return whether all optimizers are built on the parameters of other models, as next to an average or a teacher.
+
+    Not of one that is made from this model, and may hold it.
+    """
+    made = [event for _, _, event in module.events(EventKind.NEW_OPTIMIZER)]
+    sources = {source.removesuffix(".parameters()") for event in made for source in event.sources}
+    own = re.escape(name_in_source(cast.name))
+    return (
+        all(event.sources for event in made)
+        and bool(sources)
+        and all(
+            _mentions_parameters_of(module, name_in_source(source))
+            and not _optimizer_holds_model(cast.name, source)
+            and not module.code_mentions_pattern(
+                rf"\b{re.escape(name_in_source(source))} *=[^=\n].*\b{own}\b"
+            )
+            for source in sources
+        )
+    )
 
 
 def _accelerates_in_fp16(module: LintModule) -> bool:
