@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,7 @@ SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 NOTE = "ampcompare: "
+NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
 REFUSALS = (*ERRORS, LaunchError.exit_code)  # whose reason ampcompare has printed
 
 
@@ -161,11 +163,12 @@ def _with_error_in_fp32(
         seen, _, _ = _diagnosis_kept_functions_and_device_type(
             options, Arm.parse("fp32"), (), parent, environment
         )
-        is_equal = bool(seen.failure) and seen.steps <= found.steps
-    except LaunchError:
-        is_equal = True
-    except AmpCompareError as refusal:
-        note = f"whether the script ends so in fp32 too is not known: {refusal}"
+        failure = seen.failure if seen.steps <= found.steps else ""
+    except AmpCompareError as error:
+        failure = str(error)
+    is_equal = _without_numbers(found.failure) in _without_numbers(failure)
+    if failure and not is_equal:
+        note = f"whether the script ends so in fp32 too is not known: {failure}"
         return found.model_copy(update={"notes": [*found.notes, note]})
     if is_equal and not found.steps:
         raise LaunchError(f"the script showed no step to watch, in fp32 neither: {found.failure}")
@@ -175,6 +178,11 @@ def _with_error_in_fp32(
     failure = f"{found.failure}; in fp32 too" if is_equal else found.failure
     found = found.model_copy(update={"faults": faults, "failure": failure})
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
+
+
+def _without_numbers(text: str) -> str:
+    """Return an error without its numbers, of which two runs have others."""
+    return NUMBER.sub("", text)
 
 
 def _diagnosis_kept_functions_and_device_type(
