@@ -456,7 +456,7 @@ OTHERS = {
     "arithmetic of tensors in the block": (
         "loss = criterion(output, target)\n        top",
         "loss = criterion(output - target, target)\n        top",
-        "computes with tensors whose types and sizes nothing shows",
+        "` computes with tensors whose types and sizes nothing shows",
     ),
     "a product of data": (TRAINED, below("images @= turn"), "this line names @, a product, outside"),
     "a product by a text": (TRAINED, below("images = getattr(images, 'mm')(turn)"), "names mm, a product"),
