@@ -138,7 +138,7 @@ def migrate_script(
         torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed, or the
             newest.
         how: "rewrite" rewrites all that nothing speaks against; "adapter" changes imports to those of the adapter. By
-            default an ordinary training is rewritten, and any other takes the adapter, with `reason` why.
+            default a training takes the adapter, with a `reason`, and a file that runs with none is rewritten.
 
     Returns:
         The new text and what was found, line by line; a file that cannot be read or parsed has a `fault`.
@@ -160,7 +160,7 @@ def migrate_script(
     else:
         choice = choose_rewrite_or_adapter(
             [file],
-            only_ordinary=how != "rewrite",
+            rewritten="all" if how == "rewrite" else "none",
             must_parse=lambda each: True,
             versions=installed_or_given_versions(torch_version),
         )

@@ -122,12 +122,12 @@ def _rewrite_for_torch_amp(document: TextDocument) -> list[types.CodeAction]:
 
 
 def _rewritten_text_and_num_lines_left(document: TextDocument) -> tuple[str, int] | None:
-    """Return the text for `torch.amp`, and how many lines are left by hand; None where `migrate` rewrites nothing.
+    """Return the text for `torch.amp`, and how many lines are left by hand; None where it is not proven right.
 
     What other files of the project do with this one counts, so it is read from the disk: it must be saved.
     """
     path = Path(document.path)
-    choice = choose_rewrite_or_adapter([path])
+    choice = choose_rewrite_or_adapter([path], rewritten="ordinary")
     result = choice.files[0]
     if path in choice.reasons or not result.is_changed or result.document is None or result.migration is None:
         return None

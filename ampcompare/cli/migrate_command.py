@@ -63,12 +63,13 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, default_form(("paths", "torch_version", "
     "--adapter",
     is_flag=True,
     help="add one file with Apex's functions on torch.autocast for all files, and change imports alone; by default "
-    "what is not proven to be right when rewritten takes it",
+    "trainings, and what runs with them, take it",
 )
 @option(
     "--rewrite",
     is_flag=True,
-    help="rewrite all that nothing speaks against, with notes; the adapter for none",
+    help="rewrite all that nothing speaks against, with a note on each thing that the text does not prove right; the "
+    "adapter for none",
 )
 @option_factory(migrate_script)("--torch-version", metavar="VERSION")
 @option(
@@ -128,8 +129,8 @@ def command(
     """Move Apex scripts to torch.amp; verify that they train the same.
 
     PATHS are files, folders and notebooks. The patch, or the result of --verify, goes to stdout, remarks to stderr.
-    A training is rewritten if it is an ordinary one, for which that is proven right. All other projects keep their
-    code and take the adapter: one file with Apex's functions on torch.autocast, which they import.
+    Trainings keep their code and take the adapter: one file with Apex's functions on torch.autocast, which they
+    import. With --rewrite their code has torch.autocast and GradScaler.
 
     ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: unchanged on ampcompare's engine, and
     rewritten on torch. With --stack old=/envs/old/bin/python the unchanged one runs there, with the Apex of that
@@ -194,7 +195,11 @@ def _write_or_print_migrations(
     else:
         named = set(map(Path, paths))
         choice = choose_rewrite_or_adapter(
-            files, only_ordinary=not rewrite, must_parse=named.__contains__, versions=versions, within=paths
+            files,
+            rewritten="all" if rewrite else "none",
+            must_parse=named.__contains__,
+            versions=versions,
+            within=paths,
         )
     for line in choice.reason_lines():
         _say_on_stderr(line)

@@ -163,7 +163,7 @@ def test_an_editor_rewrites_a_saved_script(editor: Editor, tmp_path: Path) -> No
     uri = _open(editor, path, LEGACY)
     (action,) = _actions(editor, uri, (0, 0), "refactor")
     assert action["title"].startswith("Rewrite Apex for torch.amp")
-    migration = migrate_script(path).migration
+    migration = migrate_script(path, how="rewrite").migration
     assert migration is not None
     assert _apply(LEGACY, action, uri) == migration.text != LEGACY
     path.write_text("import os\n" + LEGACY)

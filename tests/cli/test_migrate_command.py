@@ -103,12 +103,12 @@ def test_what_a_rewrite_leaves_by_hand_moves_with_the_adapter(
     assert f"in {tmp_path / 'b.py'} runs on with `import ampcompare.apex" in second
 
 
-def test_a_training_is_rewritten_or_takes_the_adapter_with_its_project(
+def test_a_training_takes_the_adapter_with_its_project(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The reason, the file that is added, and the counts are said; a rewrite of the same files is asked for."""
+    """What speaks against a rewrite, the file that is added, and the counts are said; a rewrite is asked for."""
     (tmp_path / "a.py").write_text(ORDINARY, encoding="utf-8")
-    assert main(["migrate", str(tmp_path)]) == 0
+    assert main(["migrate", "--rewrite", str(tmp_path)]) == 0
     assert "+scaler = torch.amp.GradScaler" in capsys.readouterr().out
     (tmp_path / "layers.py").write_text("from apex.normalization import FusedLayerNorm\n", encoding="utf-8")
     (tmp_path / "b.py").write_text(f"import layers\n{KEPT}", encoding="utf-8")
@@ -116,12 +116,13 @@ def test_a_training_is_rewritten_or_takes_the_adapter_with_its_project(
     errors = capsys.readouterr().err
     assert "b.py takes the adapter: line 6: its arguments are passed as * or **" in errors
     assert "layers.py takes the adapter: it runs with b.py, which is not rewritten" in errors
+    assert "a.py takes the adapter: nothing in its text speaks against a rewrite for torch.amp" in errors
     assert (
-        f"added {tmp_path / 'torch_amp_adapter.py'}: Apex's functions on torch.autocast, for 2 files"
+        f"added {tmp_path / 'torch_amp_adapter.py'}: Apex's functions on torch.autocast, for 3 files"
         in errors
     )
-    assert "3 files: 1 rewritten, 2 moved to the adapter" in errors
-    assert "scaler" in (tmp_path / "a.py").read_text(encoding="utf-8")
+    assert "3 files: 3 moved to the adapter" in errors
+    assert "GradScaler" not in (tmp_path / "a.py").read_text(encoding="utf-8")
     assert "torch_amp_adapter" in (tmp_path / "layers.py").read_text(encoding="utf-8")
     assert main(["migrate", "--adapter", "--rewrite", str(tmp_path)]) == 2
     assert "--rewrite is not for --adapter, which keeps the code" in capsys.readouterr().err

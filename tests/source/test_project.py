@@ -52,7 +52,7 @@ def test_a_run_asks_each_file_once_what_it_imports(tmp_path: Path, monkeypatch: 
     count(project, "_text_of_file_or_empty", 0)
     count(ImportIndex, "_resolve_imports", 2)
     paths = _put_project(tmp_path, 4)
-    choice = choose_rewrite_or_adapter(paths, within=[tmp_path])
+    choice = choose_rewrite_or_adapter(paths, rewritten="ordinary", within=[tmp_path])
     assert {each.stem for each in choice.reasons} == {f"train{at}" for at in range(4)}
     assert {Path(each).name for each in counts["parse_document"]} >= {"train0.py", "net0.py", "net9.py"}
     for name, counted in counts.items():

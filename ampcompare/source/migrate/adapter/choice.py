@@ -1,4 +1,4 @@
-"""Choose between a rewrite and the adapter, which all but ordinary trainings take, with all that runs with them."""
+"""Choose between a rewrite and the adapter, which trainings take by default, with all that runs with them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from ampcompare.source.amp_names import public_full_name
 from ampcompare.source.find import absolute_path
@@ -26,8 +27,10 @@ from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
 from ampcompare.source.versions import Versions
 
+RewrittenTrainings = Literal["none", "ordinary", "all"]
 TAKES = "{0} takes the adapter: {1}"
-NOT_PROVEN = "the text does not prove this right: {0} (by default this file takes the adapter)"
+ORDINARY = "nothing in its text speaks against a rewrite for torch.amp, which --rewrite makes"
+NOT_PROVEN = "the text does not prove this right: {0}"
 FOLLOWS = "it runs with {0}, which is not rewritten"
 LEFT_BY_HAND = "a rewrite would leave this by hand: {0}"
 STAYS_WITH = "{0} stays on Apex, whose casts both run with, so this file stays too"
@@ -84,16 +87,17 @@ class MigrationChoice:
 def choose_rewrite_or_adapter(
     paths: Iterable[Path],
     *,
-    only_ordinary: bool = True,
+    rewritten: RewrittenTrainings = "none",
     must_parse: Callable[[Path], bool] = lambda path: False,
     versions: Versions | None = None,
     within: Iterable[str | Path] = (),
 ) -> MigrationChoice:
-    """Return what becomes of files: a rewrite where each training that they run with is ordinary, else the adapter.
+    """Return what becomes of files: a rewrite or the adapter, each for all that runs with a training.
 
     Args:
         paths: of scripts, modules and notebooks.
-        only_ordinary: whether other trainings take the adapter; else all is rewritten that nothing speaks against.
+        rewritten: which trainings are: "none", "ordinary" ones, which their text proves right, or "all" that nothing
+            speaks against. Others take the adapter. What runs with no training is rewritten in any case.
         must_parse: whether a file must be Python even if it does not use Apex.
         versions: of the libraries that the result is for; by default those that are installed.
         within: folders and files that were named together, as those of one project.
@@ -109,7 +113,7 @@ def choose_rewrite_or_adapter(
         )
         for path in paths
     ]
-    if not only_ordinary:
+    if rewritten == "all":
         staying = _results_with_cast_requests_on_apex(results, imports)
         return MigrationChoice([_with_what_is_not_proven(each) for each in staying])
     known = {absolute_path(each.path): each for each in results}
@@ -121,6 +125,8 @@ def choose_rewrite_or_adapter(
                 path, examine=find_numerical_lint_mistakes, versions=versions, imports=imports
             )
             exceptions[path] = _text_on_what_is_not_ordinary(result, imports)
+            if rewritten == "none" and result.migration is not None and result.migration.core is not None:
+                exceptions[path] = exceptions[path] or ORDINARY
         return exceptions[path]
 
     reasons: dict[Path, str] = {}

@@ -1,1 +1,1 @@
-"""Which trainings are ordinary: a closed list of what they may contain, for which a rewrite is known to be right."""
+"""Which trainings are ordinary: a list of what they may contain, where nothing in the text speaks against a rewrite."""

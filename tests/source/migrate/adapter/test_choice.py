@@ -1,10 +1,11 @@
 """Which files take the adapter with a training, and which are rewritten."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
+from ampcompare.source.migrate.adapter.choice import ORDINARY, choose_rewrite_or_adapter
 from tests.source.migrate.ordinary.test_training import BASE, NETWORK, OTHER
 
 LAYER = "from apex.normalization import FusedLayerNorm\n"
@@ -19,10 +20,30 @@ def put(folder: Path, **files: str) -> list[Path]:
     return paths
 
 
+def test_a_training_takes_the_adapter_by_default(tmp_path: Path) -> None:
+    """Also an ordinary one, with a line that says so, and what runs with it; a layer alone is rewritten."""
+    train, _, layers = put(
+        tmp_path,
+        train=BASE,
+        network=f"from layers import Norm\n{NETWORK}",
+        layers=LAYER + "Norm = FusedLayerNorm\n",
+    )
+    choice = choose_rewrite_or_adapter([train, layers])
+    taking = {each.path for plan in choice.plans for each in plan.files if each.takes_adapter}
+    assert taking == {train, layers}
+    assert choice.reasons[train] == ORDINARY
+    assert choice.reasons[layers] == "it runs with train.py, which is not rewritten"
+    assert not choose_rewrite_or_adapter([train], rewritten="ordinary").reasons
+    for path in (train, tmp_path / "network.py"):
+        path.unlink()
+    (alone,) = choose_rewrite_or_adapter([layers]).rewritten
+    assert alone.is_changed
+
+
 def test_all_that_runs_with_a_training_follows_it(tmp_path: Path) -> None:
     """A layer in a file that it imports; the scripts next to it that do without keep their own way."""
     paths = put(tmp_path, a=OWN, b=BASE, network=LAYER + NETWORK, net=NETWORK)
-    choice = choose_rewrite_or_adapter(paths)
+    choice = choose_rewrite_or_adapter(paths, rewritten="ordinary")
     assert {path.stem for path in choice.reasons} == {"a", "network"}
     assert choice.reasons[paths[2]] == "it runs with a.py, which is not rewritten"
     assert [each.path.stem for each in choice.rewritten if each.is_changed] == ["b"]
@@ -36,14 +57,14 @@ def test_a_file_that_no_training_is_seen_to_reach_is_next_to_one_that_takes_the_
     tmp_path: Path,
 ) -> None:
     (other, _, layer) = put(tmp_path, a=OWN, network=NETWORK, layer=LAYER)
-    choice = choose_rewrite_or_adapter([other, layer])
+    choice = choose_rewrite_or_adapter([other, layer], rewritten="ordinary")
     assert choice.reasons[layer] == "a.py next to it does, and whether they run together is not seen"
-    assert not choose_rewrite_or_adapter([layer]).reasons
+    assert not choose_rewrite_or_adapter([layer], rewritten="ordinary").reasons
 
 
 def test_files_without_a_training_are_rewritten(tmp_path: Path) -> None:
     (layer,) = put(tmp_path, layer=LAYER)
-    choice = choose_rewrite_or_adapter([layer])
+    choice = choose_rewrite_or_adapter([layer], rewritten="ordinary")
     assert not choice.reasons
     assert [each.is_changed for each in choice.rewritten] == [True]
 
@@ -66,9 +87,9 @@ def test_a_layer_that_is_none_of_torch_is_rewritten_only_where_nothing_asks_for_
     model = f"{LAYER}class Net:\n    norm = FusedLayerNorm(4)\n"
     begin = f"from torch import nn\nfrom model import FusedLayerNorm\ndef begin(m):\n    return {question}\n"
     layer, _ = paths = put(tmp_path, model=model, train=begin)
-    choice = choose_rewrite_or_adapter(paths)
+    choice = choose_rewrite_or_adapter(paths, rewritten="ordinary")
     assert (layer in choice.reasons) == asks
-    (result,) = choose_rewrite_or_adapter([layer], only_ordinary=False).files
+    (result,) = choose_rewrite_or_adapter([layer], rewritten="all").files
     assert bool(result.num_lines_by_hand) == asks
     if asks:
         (finding,) = result.migration.left_by_hand  # type: ignore[union-attr]
@@ -80,9 +101,13 @@ def test_a_training_over_several_files_takes_the_adapter_in_all(tmp_path: Path) 
     paths = put(
         tmp_path, train=BASE.replace("import network", "import network, other"), network=NETWORK, other=OTHER
     )
-    assert {path.stem for path in choose_rewrite_or_adapter(paths).reasons} == {"train", "other"}
+    assert {path.stem for path in choose_rewrite_or_adapter(paths, rewritten="ordinary").reasons} == {
+        "train",
+        "other",
+    }
     assert (
-        "a part of Apex's core is in other.py too" in choose_rewrite_or_adapter(paths[:1]).reasons[paths[0]]
+        "a part of Apex's core is in other.py too"
+        in choose_rewrite_or_adapter(paths[:1], rewritten="ordinary").reasons[paths[0]]
     )
 
 
@@ -101,7 +126,7 @@ def test_an_import_that_is_used_unseen_is_not_dropped(tmp_path: Path, head: str,
         f"with {amp}.scale_loss(loss, optimizer) as scaled:\n    scaled.backward()\noptimizer.step()\n",
         encoding="utf-8",
     )
-    (result,) = choose_rewrite_or_adapter([file]).files
+    (result,) = choose_rewrite_or_adapter([file], rewritten="ordinary").files
     assert result.migration is not None
     assert "torch_amp_adapter" in result.migration.text
 
@@ -111,7 +136,7 @@ def test_what_the_adapter_lacks_has_no_reason_to_take_it(tmp_path: Path) -> None
     (path,) = put(
         tmp_path, a="from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n"
     )
-    choice = choose_rewrite_or_adapter([path])
+    choice = choose_rewrite_or_adapter([path], rewritten="ordinary")
     assert not choice.reasons
     assert [each.num_lines_by_hand for each in choice.files] == [1]
 
@@ -122,7 +147,9 @@ def test_a_file_that_shares_its_import_of_apex_says_nothing_of_rewrites_elsewher
     paths = put(
         tmp_path, train=OWN.replace("from apex import amp\n", "from shared import *\n"), shared=shared
     )
-    reasons = choose_rewrite_or_adapter([*paths, *put(tmp_path, network=NETWORK)]).reasons
+    reasons = choose_rewrite_or_adapter(
+        [*paths, *put(tmp_path, network=NETWORK)], rewritten="ordinary"
+    ).reasons
     assert reasons[paths[1]] in (
         "line 1: a rewrite would leave this by hand: train.py has amp from here",
         "it runs with train.py, which takes the adapter",
@@ -136,7 +163,7 @@ def test_a_file_without_apex_says_where_the_adapter_is_found(tmp_path: Path) -> 
     script, trainer = tmp_path / "main.py", tmp_path / "engine" / "trainer.py"
     script.write_text("from engine.trainer import fit\n\nfit()\n", encoding="utf-8")
     trainer.write_text(OWN, encoding="utf-8")
-    choice = choose_rewrite_or_adapter([script, trainer])
+    choice = choose_rewrite_or_adapter([script, trainer], rewritten="ordinary")
     assert [each.path for each in choice.adapters] == [tmp_path / "torch_amp_adapter.py"]
 
 
@@ -154,8 +181,8 @@ def test_functions_stay_decorated_for_apex_beside_a_script_that_stays_in_another
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     paths = [tmp_path / name for name in texts]
-    for only_ordinary in (False, True):
-        choice = choose_rewrite_or_adapter(paths, only_ordinary=only_ordinary, within=[tmp_path])
+    for rewritten in ("all", "ordinary"):
+        choice = choose_rewrite_or_adapter(paths, rewritten=rewritten, within=[tmp_path])
         results = {each.path.stem: each for each in choice.files}
         assert not results["nms"].is_changed
         (finding,) = results["nms"].migration.left_by_hand  # type: ignore[union-attr]
@@ -163,7 +190,10 @@ def test_functions_stay_decorated_for_apex_beside_a_script_that_stays_in_another
             "evaluate.py stays on Apex, and whether this runs with its casts is not seen" in finding.message
         )
     paths[0].write_text("print('nothing of Apex')\n")
-    results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, within=[tmp_path]).files}
+    results = {
+        each.path.stem: each
+        for each in choose_rewrite_or_adapter(paths, rewritten="ordinary", within=[tmp_path]).files
+    }
     assert results["nms"].is_changed
 
 
@@ -173,31 +203,30 @@ def test_functions_stay_decorated_for_apex_where_a_program_that_runs_them_stays(
     evaluate = "from apex import amp\nimport layers\namp.init()\nlayers.nms(1)\n"
     paths = put(tmp_path, layers=layers, train=BASE.replace("import network", "import network, layers"),
                 network=NETWORK, evaluate=evaluate)  # fmt: skip
-    results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, only_ordinary=False).files}
+    results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, rewritten="all").files}
     assert not any(results[each].is_changed for each in ("layers", "train"))
     (finding,) = results["layers"].migration.left_by_hand  # type: ignore[union-attr]
     assert finding.message.startswith("evaluate.py stays on Apex, whose casts")
     (broken,) = put(tmp_path, broken="from apex import amp\nprint 'old'\namp.float_function\n")
     results = {
-        each.path.stem: each
-        for each in choose_rewrite_or_adapter([*paths, broken], only_ordinary=False).files
+        each.path.stem: each for each in choose_rewrite_or_adapter([*paths, broken], rewritten="all").files
     }
     assert results["broken"].fault is not None
     assert not results["layers"].is_changed
     paths[3].write_text("import layers\nlayers.nms(1)\n")
-    results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, only_ordinary=False).files}
+    results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, rewritten="all").files}
     assert all(results[each].is_changed for each in ("layers", "train"))
 
 
-@pytest.mark.parametrize("only_ordinary", [True, False])
-def test_a_question_for_apex_to_another_package_is_left_by_hand(tmp_path: Path, only_ordinary: bool) -> None:
+@pytest.mark.parametrize("rewritten", ["ordinary", "all"])
+def test_a_question_for_apex_to_another_package_is_left_by_hand(tmp_path: Path, rewritten: Any) -> None:
     """As of a copy of the Trainer of transformers: fp16 could never be switched on without Apex."""
     text = OWN.replace(
         "from apex import amp\n", "from extras.utils import is_apex_available\nfrom apex import amp\n"
     )
     text += "\nif not is_apex_available():\n    raise ImportError\n"
     paths = put(tmp_path, train=text)
-    (result,) = choose_rewrite_or_adapter(paths, only_ordinary=only_ordinary).files
+    (result,) = choose_rewrite_or_adapter(paths, rewritten=rewritten).files
     assert result.is_changed
     messages = [each.message for each in result.migration.left_by_hand]  # type: ignore[union-attr]
     assert [
@@ -207,7 +236,7 @@ def test_a_question_for_apex_to_another_package_is_left_by_hand(tmp_path: Path, 
     (tmp_path / "extras" / "utils.py").write_text(
         "def is_apex_available():\n    return True\n", encoding="utf-8"
     )
-    (result,) = choose_rewrite_or_adapter(paths, only_ordinary=only_ordinary).files
+    (result,) = choose_rewrite_or_adapter(paths, rewritten=rewritten).files
     messages = [each.message for each in result.migration.left_by_hand]  # type: ignore[union-attr]
     assert not [each for each in messages if "is_apex_available" in each]
 
@@ -216,7 +245,7 @@ def test_what_lies_next_to_a_training_that_stays_is_said_to(tmp_path: Path) -> N
     """No file is said to take the adapter that stays on Apex."""
     train = f"from apex.contrib.optimizers import FP16_Optimizer\n{OWN}FP16_Optimizer(optimizer)\n"
     layer = "from apex.normalization import FusedLayerNorm\nnorm = FusedLayerNorm(4)\n"
-    choice = choose_rewrite_or_adapter(put(tmp_path, train=train, layers=layer))
+    choice = choose_rewrite_or_adapter(put(tmp_path, train=train, layers=layer), rewritten="ordinary")
     (reason,) = choice.reasons.values()
     assert reason == "train.py next to it is not rewritten, and whether they run together is not seen"
 
@@ -240,7 +269,7 @@ def test_a_rewrite_notes_what_the_text_does_not_prove(
     """An ordinary training has no note, and of another one the questions behind the first are asked too."""
     (path, _) = paths = put(tmp_path, train=BASE.replace(old, new, 1), network=NETWORK)
     result = next(
-        each for each in choose_rewrite_or_adapter(paths, only_ordinary=False).files if each.path == path
+        each for each in choose_rewrite_or_adapter(paths, rewritten="all").files if each.path == path
     )
     assert result.migration is not None
     assert result.takes_adapter is False
@@ -249,7 +278,6 @@ def test_a_rewrite_notes_what_the_text_does_not_prove(
     assert len(notes) == len(expected)
     for note, words in zip(notes, expected, strict=True):
         assert note.startswith(f"the text does not prove this right: {words}")
-        assert note.endswith("(by default this file takes the adapter)")
 
 
 def test_a_rewrite_notes_each_question_that_can_be_asked(tmp_path: Path) -> None:
@@ -258,7 +286,7 @@ def test_a_rewrite_notes_each_question_that_can_be_asked(tmp_path: Path) -> None
         "import torch\n", "import mylib\nimport torch\n", 1
     )
     path, _ = paths = put(tmp_path, train=text, network=NETWORK)
-    first = choose_rewrite_or_adapter(paths, only_ordinary=False).files[0]
+    first = choose_rewrite_or_adapter(paths, rewritten="all").files[0]
     assert first.path == path
     assert first.migration is not None
     notes = [each for each in first.migration.findings if "does not prove" in each.message]

@@ -34,7 +34,7 @@ SAID = "a hook of gradients runs {} here: O1 casts in it too"
 def _said(folder: Path, *words: str) -> str:
     path = folder / "train.py"
     path.write_text(TRAIN.format(*words))
-    choice = choose_rewrite_or_adapter([path], only_ordinary=False)
+    choice = choose_rewrite_or_adapter([path], rewritten="all")
     return " ".join(line for each in choice.files for line in each.lines())
 
 

@@ -129,7 +129,7 @@ def reason(folder: Path, text: str, network: str = NETWORK, **files: str) -> str
     """Return why the file takes the adapter; "" if it is rewritten."""
     for name, content in {"train": text, "network": network, **files}.items():
         (folder / f"{name}.py").write_text(content, encoding="utf-8")
-    choice = choose_rewrite_or_adapter([folder / "train.py"])
+    choice = choose_rewrite_or_adapter([folder / "train.py"], rewritten="ordinary")
     result = choice.files[0]
     assert result.fault is None
     assert result.is_changed
@@ -373,11 +373,6 @@ OTHERS = {
         "loss = (criterion(output, target) + output * target[0, 0]).mean()\n        top",
         "` may have a tensor of one number in fp32",
     ),
-    "a number that the block makes": (
-        "loss = criterion(output, target)\n        top",
-        "loss = (criterion(output, target) + output * target.mean()).mean()\n        top",
-        "a number that mean makes is in a block of autocast, and not on the list",
-    ),
     "a sum in place in the block": (
         "loss = criterion(output, target)\n        top",
         "output += output**2\n        loss = criterion(output, target)\n        top",
@@ -482,13 +477,6 @@ OTHERS = {
         CLEAR,
         "        other.zero_grad()\n",
         "another form here: zero_grad stands",
-    ),
-    "another switch for the block": (
-        BLOCK,
-        "        if scales:\n    "
-        + BLOCK.replace("\n ", "\n     ")
-        + "        else:\n            loss.backward()\n",
-        "the loss is scaled if `scales`, and amp.initialize runs in other cases",
     ),
     "another core": ("import network", "import network, other", "a part of Apex's core is in other.py too"),
 }

@@ -1,6 +1,7 @@
 """Functions of torch that a name keeps from before `amp.initialize`, without O1's casts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,9 +131,9 @@ NAMED = "import torch\nfrom torch.nn.functional import mse_loss\n"
 PLAIN = "import torch\nimport torch.nn.functional as F\n"
 
 
-def _said(path: Path, text: str, **options: bool) -> str:
+def _said(path: Path, text: str, rewritten: Any = "ordinary") -> str:
     path.write_text(text)
-    choice = choose_rewrite_or_adapter([path], **options)
+    choice = choose_rewrite_or_adapter([path], rewritten=rewritten)
     return " ".join([*choice.reason_lines(), *(line for each in choice.files for line in each.lines())])
 
 
@@ -143,7 +144,7 @@ def test_a_training_with_such_a_name_is_no_ordinary_one_and_has_a_note(tmp_path:
     assert "binds mse_loss before amp.initialize" in said
     assert "mse_loss: bound before amp.initialize" in said
     assert "before amp.initialize" not in _said(tmp_path / "train.py", plain)
-    assert "mse_loss: bound before" in _said(tmp_path / "train.py", named, only_ordinary=False)
+    assert "mse_loss: bound before" in _said(tmp_path / "train.py", named, rewritten="all")
     assert "mse_loss: bound before" not in _said(tmp_path / "train.py", named.replace('"O1"', '"O2"'))
 
 
@@ -151,5 +152,5 @@ def test_a_rewrite_names_other_files_that_bind_early(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(HEAD + NET.format("getattr(F, name)"))
     text = TRAIN.format(PLAIN + "from nets import Net\n", "O1", "F.mse_loss(output, output.detach())")
     assert "in nets.py, functions of torch: bound before" in _said(
-        tmp_path / "train.py", text, only_ordinary=False
+        tmp_path / "train.py", text, rewritten="all"
     )

@@ -142,7 +142,7 @@ def test_a_training_with_a_buffer_of_fp64_has_a_note(tmp_path: Path, way: str, a
     (tmp_path / "net.py").write_text(network)
     choice = choose_adapter_for_all([path])
     if way == "rewrite":
-        choice = choose_rewrite_or_adapter([path], only_ordinary=False)
+        choice = choose_rewrite_or_adapter([path], rewritten="all")
     said = [line for each in choice.files for line in each.lines() if "makes tensors of fp64" in line]
     assert len(said) == 1
     assert ("net.py" in said[0]) == apart
@@ -157,7 +157,7 @@ def test_a_training_with_such_a_network_has_a_note(tmp_path: Path, way: str, apa
     (tmp_path / "net.py").write_text(network)
     choice = choose_adapter_for_all([path])
     if way == "rewrite":
-        choice = choose_rewrite_or_adapter([path], only_ordinary=False)
+        choice = choose_rewrite_or_adapter([path], rewritten="all")
     said = [line for each in choice.files for line in each.lines() if "makes tensors of fp64" in line]
     assert len(said) == 1
     assert ("net.py" in said[0]) == apart

@@ -66,7 +66,7 @@ def test_a_library_that_is_asked_for_apex_is_named(tmp_path: Path, case: str, wa
     path.write_text(text)
     choice = choose_adapter_for_all([path])
     if way != "adapter":
-        choice = choose_rewrite_or_adapter([path], only_ordinary=way == "default")
+        choice = choose_rewrite_or_adapter([path], rewritten="ordinary" if way == "default" else "all")
     (line,) = [line for each in choice.files for line in each.lines()]
     assert ": by hand: " in line
     assert words in line
@@ -78,4 +78,8 @@ def test_a_library_that_is_asked_for_apex_is_named(tmp_path: Path, case: str, wa
 def test_what_asks_no_library_is_not_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "train.py"
     path.write_text(text)
-    assert not [line for each in choose_rewrite_or_adapter([path]).files for line in each.lines()]
+    assert not [
+        line
+        for each in choose_rewrite_or_adapter([path], rewritten="ordinary").files
+        for line in each.lines()
+    ]

@@ -70,7 +70,7 @@ KEEPING = {
 def _lines(folder: Path, top: str, main: str) -> list[str]:
     (folder / "train.py").write_text(TRAIN.format(top, main))
     (folder / "mine.py").write_text("")
-    choice = choose_rewrite_or_adapter([folder / "train.py"], only_ordinary=False)
+    choice = choose_rewrite_or_adapter([folder / "train.py"], rewritten="all")
     lines = [line for each in choice.files for line in each.lines()]
     # What keeps it from being ordinary is said by other rules.
     return [line for line in lines if "the text does not prove this right" not in line]
@@ -135,7 +135,7 @@ def test_an_import_for_a_core_taken_by_a_text_stays(tmp_path: Path) -> None:
     """By hand under `--rewrite`, where another file without the import is as well; the adapter has both."""
     path = tmp_path / "train.py"
     path.write_text(ONLY_BY_TEXT)
-    (of_rewrite,) = choose_rewrite_or_adapter([path], only_ordinary=False).files
+    (of_rewrite,) = choose_rewrite_or_adapter([path], rewritten="all").files
     assert of_rewrite.num_lines_by_hand == 1
     assert migrate_text(ONLY_BY_TEXT).whole is False
     (said,) = migrate_text(ONLY_BY_TEXT.replace("from apex import amp\n", "")).left_by_hand
