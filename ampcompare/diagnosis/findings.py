@@ -562,7 +562,7 @@ def _fault_of_error_of_script(observation: RunObservation) -> Fault | None:
     """Return the fault of a script that ended by itself in a step that has no other fault; None without.
 
     Some finite number may be wrong by little and decide all the same, as in a Cholesky factorization. Where it began is
-    not known: looked at first are results of 16 bits that became zero, and then those that are nearest to the end.
+    not known: looked at first are results of 16 bits of which a tenth became zero, and then those nearest to the end.
     """
     facts = observation.facts[-1] if observation.facts else None
     if facts is None or not facts.is_unfinished:
@@ -577,10 +577,12 @@ def _fault_of_error_of_script(observation: RunObservation) -> Fault | None:
             computed[-1:], lambda at: [one for one in (*events[at].sources, *events[at].decided) if one < at]
         )
     )
-    order = sorted(halves, key=lambda at: (not share_lost_to_zero(events[at]), at not in behind, -at))
+    order = sorted(
+        halves, key=lambda at: (share_lost_to_zero(events[at]) <= UNDERFLOW, at not in behind, -at)
+    )
     first = operation_place_of(events[order[0]].key).name
     text = f"the script ends by itself, and {first} is the 16-bit result nearest to its end"
-    if lost := share_lost_to_zero(events[order[0]]):
+    if (lost := share_lost_to_zero(events[order[0]])) > UNDERFLOW:
         percent = format_rough_percent_number(lost)
         text = f"the script ends by itself, and {percent} % of the results of {first} before are zero in the arm alone"
     fault = _make_fault("error", facts, order[0], text, [first])
