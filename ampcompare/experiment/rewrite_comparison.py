@@ -232,10 +232,11 @@ def _compare_evaluations(original: ScriptRun, rewritten: ScriptRun) -> list[tupl
 
 def _compare_losses(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]:
     if _has_equal_passes_unequally_scaled(original, rewritten):
-        return (
-            EQUAL,
-            f"losses: not compared, since {len(original.losses)} against {len(rewritten.losses)} were scaled",
-        )
+        counts = f"{len(original.losses)} against {len(rewritten.losses)} were scaled"
+        # Apex leaves a plain loss next to a scaled one alone; where it scales none, it skips no step either.
+        if not original.losses:
+            return DIFFERENT, f"losses: {DIFFERENT}; {counts}"
+        return EQUAL, f"losses: not compared, since {counts}"
     differences = _loss_differences(original, rewritten)
     first, parted = _first_pass_above_limit(differences, 0.0), _first_pass_above_limit(differences, ROUNDING)
     if first is None:

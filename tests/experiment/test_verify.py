@@ -120,6 +120,18 @@ def test_what_few_steps_need_not_show_is_different(change: dict[str, Any], says:
     assert compare_runs(FULL, FULL)[0] == EQUAL
 
 
+def test_losses_that_are_scaled_where_none_was_are_different() -> None:
+    """Also where all are equal: such a rewrite skips steps that the original takes. One of several is left alone."""
+    passes = [{}, {}]
+    scaled = dataclasses.replace(RUN, passes=passes)
+    plain = dataclasses.replace(scaled, losses=[], scales=[])
+    verdict, lines = compare_runs(plain, scaled)
+    assert verdict == DIFFERENT
+    assert f"losses: {DIFFERENT}; 0 against 2 were scaled" in lines
+    one = dataclasses.replace(scaled, losses=[1.0], scales=[65536.0])
+    assert "losses: not compared, since 1 against 2 were scaled" in compare_runs(one, scaled)[1]
+
+
 def test_settings_that_a_run_does_not_have_are_not_compared() -> None:
     """A static scale has no policy, a script may clear by `grad = None`, and later gradients part by roundings."""
     other = dataclasses.replace(FULL, policy=(), clears=(True, True), norms={"0": [1.001, 1.3]})
