@@ -18,8 +18,10 @@ from ampcompare.source.migrate.core.scalers import ifs_around_call
 from ampcompare.source.migrate.ordinary.flow import arithmetic_differing_under_o1, refuse_unlisted_value_flow
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
+    MAKERS,
     makes_fp32_number,
     networks_store_into_tensors,
+    refusals_of_words,
     refuse_forbidden_words,
     unlisted_torch_name,
 )
@@ -104,7 +106,7 @@ def find_what_is_not_ordinary(core: ApexCore, migration: Migration, text: str) -
 
 
 def what_is_not_proven(core: ApexCore, text: str) -> Iterator[Finding]:
-    """Yield what keeps a text from proving a rewrite right: the first answer to each question that can be asked.
+    """Yield what keeps a text from proving a rewrite right: each word, and the first answer to each other question.
 
     Args:
         core: of the file.
@@ -120,7 +122,8 @@ def what_is_not_proven(core: ApexCore, text: str) -> Iterator[Finding]:
                 refuse(core)
                 held.add(refuse)
             except UnsureRewrite as error:
-                yield Finding.of_node(error.node, "", str(error))
+                refusals = refusals_of_words(core) if refuse is refuse_forbidden_words else iter([error])
+                yield from (Finding.of_node(each.node, "", str(each)) for each in refusals)
 
 
 def _refuse_note_beyond_rounding(core: ApexCore, migration: Migration) -> None:
@@ -290,7 +293,7 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
         statements += body[body.index(first) : body.index(last) + 1]
     nodes = [node for each in statements for node in walk(each)]
     for node in nodes:
-        if full := unlisted_torch_name(module, node):
+        if (full := unlisted_torch_name(module, node)) and full not in MAKERS:
             raise UnsureRewrite(node, NOT_LISTED.format(full))
         if makes_fp32_number(module, node) and isinstance(module.parent(module.parent(node)), ast.BinOp):
             raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))

@@ -74,6 +74,10 @@ FUNCTIONS = frozenset({
     "sort", "argmax", "argmin", "gather", "numel", "is_tensor", "eq", "ne", "gt", "ge", "lt", "le", "logical_and",
     "logical_or", "logical_not",
 })  # fmt: skip
+# New tensors, as a script makes them for its model.
+MAKERS = frozenset(
+    f"torch.{each}" for each in ("arange", "empty", "full", "ones", "rand", "randint", "randn", "zeros")
+)
 # Of `torch` itself these are other functions, which O1 does not list.
 OF_FUNCTIONAL = frozenset({
     "torch.layer_norm", "torch.group_norm", "torch.softmax", "torch.log_softmax",
@@ -159,18 +163,27 @@ def refuse_forbidden_words(core: ApexCore) -> None:
     Raises:
         UnsureRewrite: there is one.
     """
+    for refusal in refusals_of_words(core):
+        raise refusal
+
+
+def refusals_of_words(core: ApexCore) -> Iterator[UnsureRewrite]:
+    """Yield a refusal for each word that is not allowed, where a file that runs with the training first has it."""
     others = [each for _, each in core.around.other_modules_of_program(core.module)]
-    first = core.sites.initializes[0].call
+    first, seen = core.sites.initializes[0].call, set[tuple[str, ...]]()
     if len(others) + 1 >= MAX_MODULES:
-        raise UnsureRewrite(first, MANY)
+        yield UnsureRewrite(first, MANY)
     for module in (core.module, *others):
         for node, message in _forbidden_nodes_of(core, module):
+            if message in seen:
+                continue
+            seen.add(message)
             where = (
                 "this line"
                 if module is core.module
                 else f"line {_line_of_node(node)} of {core.index.relative_path_of(module)}"
             )
-            raise UnsureRewrite(
+            yield UnsureRewrite(
                 node if module is core.module else first, message[0].format(where, *message[1:])
             )
 

@@ -260,8 +260,13 @@ def test_what_lies_next_to_a_training_that_stays_is_said_to(tmp_path: Path) -> N
             "import mylib\nimport torch\n",
             ["this line imports mylib, and what it does with networks or gradients is not read"],
         ),
+        (
+            "import torch\n",
+            "import mylib\nimport torch\ntorch.set_default_dtype(torch.float32)\n",
+            ["this line imports mylib", "this line names set_default_dtype"],
+        ),
     ],
-    ids=["ordinary", "level by an option", "package"],
+    ids=["ordinary", "level by an option", "package", "two words"],
 )
 def test_a_rewrite_notes_what_the_text_does_not_prove(
     tmp_path: Path, old: str, new: str, expected: list[str]
