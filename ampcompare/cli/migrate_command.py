@@ -244,7 +244,7 @@ class _MigrationOutput:
 
     def print_or_write_project(self, plan: AdapterPlan) -> None:
         """Put the files of a project that take the adapter, and the adapter first."""
-        from ampcompare.source.migrate.adapter.project import KEPT_FILE
+        from ampcompare.source.migrate.adapter.project import KEPT_FILE, NOT_INSTALLED
 
         count = sum(each.takes_adapter for each in plan.files)
         is_new = plan.adapter.is_new and plan.adapter.path not in self._added
@@ -265,6 +265,8 @@ class _MigrationOutput:
             done = f"added {plan.adapter.path}" if self.write and is_new else str(plan.adapter.path)
             whose = f"{count} file{'s' * (count != 1)}"
             _say_on_stderr(f"{done}: Apex's functions on torch.autocast, for {whose}; keep it with them")
+        if count and plan.is_left_out_of_installation:
+            _say_on_stderr(NOT_INSTALLED.format(plan.adapter.path))
 
     def print_or_write_files(self, files: list[FileMigration]) -> None:
         """Print the patches of files, or write them, and say what is found in them."""

@@ -128,6 +128,22 @@ def test_a_training_takes_the_adapter_with_its_project(
     assert "--rewrite is not for --adapter, which keeps the code" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("names", "is_said"), [(["pkg/b.py"], True), (["b.py"], False), (["pkg/__init__.py", "pkg/b.py"], False)]
+)
+def test_an_adapter_that_no_package_holds_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], is_said: bool
+) -> None:
+    """Below `src/`, in a package without `__init__.py`: an installation has the package, and not the adapter."""
+    (tmp_path / "src" / "pkg").mkdir(parents=True)
+    (tmp_path / "setup.cfg").write_text("[options]\npackages = find_namespace:\npackage_dir =\n    = src\n")
+    for name in names:
+        (tmp_path / "src" / name).write_text("" if name.endswith("__init__.py") else KEPT, encoding="utf-8")
+    (tmp_path / "src" / "main.py").write_text("from pkg import b\n", encoding="utf-8")
+    assert main(["migrate", str(tmp_path / "src")]) == 0
+    assert ("where this project is installed, its setup must name it" in capsys.readouterr().err) == is_said
+
+
 def test_the_adapter_is_a_file_and_changed_imports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

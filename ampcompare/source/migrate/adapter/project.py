@@ -93,8 +93,13 @@ RECEIVED = (
     "{} of {} gets model and optimizer: if it scales losses, or saves their state, by the installed Apex, the adapter "
     "is not that one"
 )
+SETUPS = ("setup.py", "setup.cfg", "pyproject.toml")
 SIGNS = (b"apex", b"Apex", b"APEX", b"opt_level")  # without one of these a file is not parsed
 INITIALIZES = re.compile(r"\binitialize\b")
+NOT_INSTALLED = (
+    "{0} is no module of a package: where this project is installed, its setup must name it, as py_modules = "
+    "['torch_amp_adapter']"
+)
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
 
@@ -140,6 +145,16 @@ class AdapterPlan:
 
     adapter: AdapterFile
     files: list[FileMigration] = field(default_factory=list)
+
+    @property
+    def is_left_out_of_installation(self) -> bool:
+        """Whether an installation of the packages of a project has the files without the adapter."""
+        place = absolute_path(self.adapter.path).parent
+        has_setup = any((each / name).is_file() for each in (place, place.parent) for name in SETUPS)
+        in_packages = any(
+            absolute_path(each.path).parent != place for each in self.files if each.takes_adapter
+        )
+        return has_setup and in_packages and not (place / "__init__.py").is_file()
 
 
 def adapter_plans_and_unread_files(
