@@ -21,6 +21,7 @@ from ampcompare.source.migrate.read.finding import BY_HAND, MARK, NOTE, Finding,
 from ampcompare.source.migrate.read.library_requests import findings_of_library_requests
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
+from ampcompare.source.migrate.read.own_apex import find_import_of_own_apex, is_in_copy_of_apex
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
@@ -174,6 +175,10 @@ def migrate_file(
     try:
         imports = ImportIndex() if imports is None else imports
         migration, around = None, Neighbors(path, imports)
+        if is_in_copy_of_apex(path):
+            return FileMigration(path)
+        if (own := find_import_of_own_apex(path, document.text, imports)) is not None:
+            return FileMigration(path, document, Migration(document.text, [own]))
         if may_use_apex(document.text):
             migration = migrate_text(document.text, around, versions or installed_or_given_versions())
             module = around.module_of_text(document.text)

@@ -43,6 +43,7 @@ from ampcompare.source.migrate.read.early_names import (
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.fp64 import BY_ADAPTER, find_fp64, makes_fp64
 from ampcompare.source.migrate.read.names import ModuleImports
+from ampcompare.source.migrate.read.own_apex import find_import_of_own_apex, is_in_copy_of_apex
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
@@ -177,7 +178,13 @@ def adapter_plans_and_unread_files(
     for path in paths:
         try:
             content = read_source_bytes(path)
-            text = parse_document(path, content).text if any(each in content for each in SIGNS) else ""
+            document = parse_document(path, content)
+            text = document.text if any(each in content for each in SIGNS) else ""
+            if is_in_copy_of_apex(path):
+                continue
+            if (own := find_import_of_own_apex(path, text, imports)) is not None:
+                faults.append(FileMigration(path, document, Migration(document.text, [own])))
+                continue
             migration = adapt_text(text)
             if migration.text != text or migration.findings:
                 root = places.import_root_of(path, text)

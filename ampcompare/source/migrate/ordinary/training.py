@@ -76,6 +76,7 @@ NOT_SEEN = {
 NOT_PLAIN = "{0} of amp.initialize is `{1}`, and no variable of its own"
 OPTION = "amp.initialize gets {0}={1}; a rewrite has one level, O1 or O0 as text, and no option of its own"
 FLOW = "amp.initialize runs {0}; in an ordinary training it does always, or behind one switch"
+OTHER_TEST = "the loss is scaled if `{0}`, and amp.initialize runs in other cases"
 OWN_BLOCK = "`{0}` computes on what comes from the autocast block, outside of it, and O1 cast there too"
 NOT_LISTED = "{0} is in a block of autocast, and not on the list of what O1 and autocast compute alike"
 UNKNOWN_TENSORS = "`{0}` computes with tensors whose types and sizes nothing shows here"
@@ -313,10 +314,19 @@ def _statement_of_backward(core: ApexCore, block: BackwardPass) -> ast.stmt:
             if never_run_together(
                 module, plain[0].statement, block.statement
             ) and _is_test_of_variable_or_apex(module, outer.test):
+                asked = [each.test for each in ifs_around_call(module, core.sites.initializes[0])]
+                if _variables_in_tests(asked) != _variables_in_tests([outer.test]):
+                    raise UnsureRewrite(block.statement, OTHER_TEST.format(ast.unparse(outer.test)))
                 return outer
     if plain:
         raise UnsureRewrite(plain[0].statement, SEVERAL.format("several", "backward"))
     return block.statement
+
+
+def _variables_in_tests(tests: list[ast.expr]) -> set[str]:
+    """Return the variables that tests ask for, alone or with `and`."""
+    parts = [part for each in tests for part in (each.values if isinstance(each, ast.BoolOp) else [each])]
+    return {name for each in parts if (name := dotted_name(each)) is not None}
 
 
 def _refuse_unusual_update(core: ApexCore) -> None:

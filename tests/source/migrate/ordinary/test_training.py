@@ -478,6 +478,13 @@ OTHERS = {
         "        other.zero_grad()\n",
         "another form here: zero_grad stands",
     ),
+    "another switch for the block": (
+        BLOCK,
+        "        if scales:\n    "
+        + BLOCK.replace("\n ", "\n     ")
+        + "        else:\n            loss.backward()\n",
+        "the loss is scaled if `scales`, and amp.initialize runs in other cases",
+    ),
     "another core": ("import network", "import network, other", "a part of Apex's core is in other.py too"),
 }
 
