@@ -87,6 +87,10 @@ STILL_ASKS = (
 REPLACED = (
     "this puts another module in the place of Apex, which no file that takes the adapter asks for any more"
 )
+PART = (
+    "what is taken from {0} here is that of the adapter, which has a part of it alone: a name that only a run knows "
+    "may be missing"
+)
 ASKS = "this asks for the installed package apex, which the adapter is not; change or remove it"
 
 
@@ -360,7 +364,17 @@ def _apex_availability_question_findings(
     ]
     asking = _nodes_asking_for_apex(module, [each for each in succeeding_tries if kept[each] is None])
     put = [Finding.of_node(each, NOTE, REPLACED) for each in places_replacing_apex(module)]
+    put += [Finding.of_node(each, NOTE, PART.format(full)) for each, full in _parts_imported_by_text(module)]
     return by_hand + still + put + [Finding.of_node(each, NOTE, ALWAYS_THERE) for each in asking]
+
+
+def _parts_imported_by_text(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the strings by which a module imports a module of Apex of which the adapter has a part."""
+    for node, full in _apex_lookups(module):
+        call = module.parent(node)
+        is_import = isinstance(call, ast.Call) and last_name(call.func) in ("import_module", "__import__")
+        if is_import and full not in ("apex", "apex.amp") and name_in_adapter_of(full) is not None:
+            yield node, full
 
 
 def _nodes_asking_for_apex(module: Module, succeeding_tries: Iterable[ast.Try]) -> Iterator[ast.AST]:

@@ -23,6 +23,11 @@ NOT_OF_TENSORS = (
     "register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
     "register_post_accumulate_grad_hook",
 )  # fmt: skip
+# Functions that register a hook of all modules.
+OF_ALL_MODULES = tuple(
+    f"torch.nn.modules.module.register_module_{each}_hook"
+    for each in ("backward", "full_backward", "full_backward_pre")
+)
 FUNCTIONS = ("torch.autograd.Function", "torch.autograd.function.Function")
 OPERATORS = {ast.MatMult: "@", ast.Pow: "**"}
 HOOK = (
@@ -50,7 +55,10 @@ def note_hooks_of_gradients(core: ApexCore) -> None:
     if core.is_all_fp32 or fp16_level_of_file(core.sites):
         return
     for module in (core.module, *core.around.modules_imported_transitively(core.module)):
-        for call, _ in module.method_calls(*REGISTERING):
+        for call in [
+            *(each for each, _ in module.method_calls(*REGISTERING)),
+            *_calls_for_all_modules(module),
+        ]:
             if names := list(dict.fromkeys(_computations_of_hook(core.index, module, call))):
                 _add_note(core, module, call, HOOK.format(", ".join(names)))
         for home, scope in _own_backward_passes(module):
@@ -61,11 +69,21 @@ def note_hooks_of_gradients(core: ApexCore) -> None:
 def hooks_without_casts_under_adapter(module: Module) -> Iterator[tuple[ast.Call, str]]:
     """Yield what registers hooks that the adapter does not cast in, with what they compute that O1 casts, or may."""
     index = Index(module)
-    for call, owner in module.method_calls(*NOT_OF_TENSORS, "register_hook", "register_prehook"):
-        is_of_node = last_name(owner) == "grad_fn"
-        if last_name(call.func) in NOT_OF_TENSORS or is_of_node:
-            if names := list(dict.fromkeys(_computations_of_hook(index, module, call))):
-                yield call, ", ".join(names)
+    calls = [
+        call
+        for call, owner in module.method_calls(*NOT_OF_TENSORS, "register_hook", "register_prehook")
+        if last_name(call.func) in NOT_OF_TENSORS or last_name(owner) == "grad_fn"
+    ]
+    for call in [*calls, *_calls_for_all_modules(module)]:
+        if names := list(dict.fromkeys(_computations_of_hook(index, module, call))):
+            yield call, ", ".join(names)
+
+
+def _calls_for_all_modules(module: Module) -> Iterator[ast.Call]:
+    """Yield the calls that register a hook of gradients for all modules."""
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and (module.resolve(node.func) or "") in OF_ALL_MODULES:
+            yield node
 
 
 def has_hooks_without_casts_under_adapter(module: Module) -> bool:

@@ -506,3 +506,17 @@ def test_a_text_that_names_a_part_of_apex_is_named(text: str, count: int) -> Non
     assert (
         sum("this text names apex.optimizers.FusedAdam" in each.message for each in result.findings) == count
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_said"), [("apex.optimizers", True), ("apex.amp", False), ("apex", False)]
+)
+def test_a_part_of_apex_that_a_text_imports_is_said_to_be_one(name: str, is_said: bool) -> None:
+    """`FusedLAMB` is found there before, and in the adapter not."""
+    code = (
+        f"import importlib\n\ndef find(name):\n    return getattr(importlib.import_module('{name}'), name)\n"
+    )
+    migration = adapt_text(code)
+    assert "torch_amp_adapter" in migration.text
+    notes = [each.message for each in migration.findings]
+    assert any(f"is taken from {name} here" in each for each in notes) == is_said

@@ -74,6 +74,8 @@ UNDER_ADAPTER = {
     "model.register_full_backward_pre_hook(lambda m, go: torch.matmul(go[0], m.weight))": "matmul",
     "model.weight.register_post_accumulate_grad_hook(lambda p: print(p.grad.norm()))": "norm",
     "(model.weight * 2).grad_fn.register_hook(lambda gi, go: torch.mm(go[0], go[0]))": "mm",
+    "torch.nn.modules.module.register_module_full_backward_hook(lambda m, gi, go: go[0].mm(go[0].T))": "mm",
+    "torch.nn.modules.module.register_module_full_backward_hook(lambda m, gi, go: None)": "",
     "model.register_full_backward_hook(lambda m, gi, go: print(go[0].shape))": "",
     "model.weight.register_hook(lambda g: torch.mm(g, g))": "",
     "model.register_forward_hook(lambda m, x, y: torch.mm(y, y))": "",

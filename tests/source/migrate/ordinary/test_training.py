@@ -373,6 +373,11 @@ OTHERS = {
         "loss = (criterion(output, target) + output * target[0, 0]).mean()\n        top",
         "` may have a tensor of one number in fp32",
     ),
+    "a number that the block makes": (
+        "loss = criterion(output, target)\n        top",
+        "loss = (criterion(output, target) + output * target.mean()).mean()\n        top",
+        "a number that mean makes is in a block of autocast, and not on the list",
+    ),
     "a sum in place in the block": (
         "loss = criterion(output, target)\n        top",
         "output += output**2\n        loss = criterion(output, target)\n        top",
