@@ -145,7 +145,7 @@ def draw_ordinary_training(seed: int) -> str:
     else:
         below = f"optimizer.zero_grad()\n{below}"
     result = draw.choice(RESULTS)
-    has_weights = OF_WEIGHTS.search(operations + result) is not None
+    has_weights = OF_WEIGHTS.search(f"{operations}\n{result}") is not None
     return SCRIPT.format(
         seed=seed,
         weights=indent(WEIGHTS, 8 * " ") if has_weights else "",
