@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -114,7 +115,7 @@ class ImportIndex:
     def imports_adapter(self, path: Path) -> bool:
         """Return whether a file imports the adapter; one without the word in its imports is not parsed."""
         words = WORDS.findall(" ".join(self.names_in_imports_of(path)))
-        return ADAPTER in words and self.is_question_true_of_module(path, _does_module_import_adapter)
+        return ADAPTER in words and self.is_question_true_of_module(path, is_module_importing_adapter)
 
     # Names.
 
@@ -331,8 +332,12 @@ class ImportIndex:
         return self._names_in_imports[path]
 
 
-def _does_module_import_adapter(module: Module) -> bool:
-    return any(is_name_of_adapter(full) for _, _, full in module.imports)
+def is_module_importing_adapter(module: Module) -> bool:
+    """Return whether a module imports the adapter, or has its name as a text, as for `importlib.import_module`."""
+    texts = (each.value for each in module.nodes if isinstance(each, ast.Constant))
+    return any(is_name_of_adapter(full) for _, _, full in module.imports) or any(
+        isinstance(each, str) and is_name_of_adapter(each) for each in texts
+    )
 
 
 class Project:

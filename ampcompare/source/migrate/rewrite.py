@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE, is_name_of_adapter, public_full_name
+from ampcompare.source.amp_names import APEX, CORE, public_full_name
 from ampcompare.source.edits import Edits, text_with_statements_on_own_lines
 from ampcompare.source.index import Index
 from ampcompare.source.migrate.core.casts import keep_types_of_outputs_and_products, note_differing_casts
@@ -212,19 +212,13 @@ def _text_with_apex_on_own_lines(text: str, module: Module, names: ModuleImports
     return text_with_statements_on_own_lines(module, crowded) if crowded else text
 
 
-def _has_string_naming_adapter(module: Module) -> bool:
-    """Return whether a module has the adapter's name as a text, as for `importlib.import_module`."""
-    texts = (each.value for each in module.nodes if isinstance(each, ast.Constant))
-    return any(isinstance(each, str) and is_name_of_adapter(each) for each in texts)
-
-
 def _migrate_without_apex_names(
     text: str, module: Module, around: Neighbors, *, ignores_other_files: bool
 ) -> Migration:
     """Return the migration of a module that names Apex nowhere, but may use its objects or ask whether it is there."""
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
-    if around.runs_with_adapter(module) or _has_string_naming_adapter(module):
+    if around.runs_with_adapter(module):
         return Migration(text, [])  # whose functions and state these are
     edits = Edits(module)
     findings = _private_state_findings_without_core(module, around)

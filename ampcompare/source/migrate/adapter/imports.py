@@ -1,6 +1,7 @@
 """Change the imports of one module from Apex to the adapter: text in, text and findings out."""
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,7 @@ def adapt_text(
     *,
     depth: int | None = None,
     exports: bool = False,
+    is_imported: bool = True,
     is_of_project: Callable[[str], object] = lambda full: None,
 ) -> Migration:
     """Return a module that imports the adapter in the place of Apex.
@@ -144,6 +146,8 @@ def adapt_text(
         depth: how many folders below that of the adapter, in its package, the module lies; None outside of a package.
             A module whose own imports are relative so far up imports the adapter so, and finds it however it is run.
         exports: whether other modules may have any name from this one, so that none is dropped as unused.
+        is_imported: whether other modules import this one. In a script, an import of Apex that nothing uses goes: that
+            of the adapter would run the package in which that lies.
         is_of_project: returns whether a full name is one of the project, not of another package.
 
     Raises:
@@ -177,8 +181,9 @@ def adapt_text(
         if depth is not None and _relative_import_level(module) > depth
         else adapter
     )
+    unneeded = set() if exports or is_imported else _find_unneeded_imports(module, names, used)
     always = _change_imports_and_find_tries(
-        names, edits, name, [*missing, *guarded], used if not exports else None
+        names, edits, name, [*missing, *guarded], used if not exports else None, unneeded
     )
     _redirect_apex_lookups(module, edits, adapter)
     findings += _apex_availability_question_findings(module, always) + findings_of_texts_naming_apex(module)
@@ -191,6 +196,18 @@ def adapt_text(
     return Migration(
         edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing)
     )
+
+
+def _find_unneeded_imports(module: Module, names: ModuleImports, used: set[str]) -> set[str]:
+    """Return the names that imports of Apex bind and no code or text of a module has; none of an import in a `try`."""
+    bound = {
+        alias.asname or alias.name.split(".")[0]
+        for statement, alias in names.imports
+        if not isinstance(module.parent(statement), ast.Try)
+    }
+    texts = [each.value for each in module.nodes if isinstance(each, ast.Constant)]
+    written = {word for each in texts if isinstance(each, str) for word in re.findall(r"\w+", each)}
+    return bound - used - written
 
 
 def _findings_on_packages_calling_apex(
@@ -312,6 +329,7 @@ def _change_imports_and_find_tries(
     adapter: str,
     missing_uses: list[tuple[ast.Name | ast.Attribute, str]],
     used_names: set[str] | None,
+    unneeded_names: set[str],
 ) -> list[ast.Try]:
     """Let imports and chains of attributes name the adapter; what it lacks keeps its import.
 
@@ -320,6 +338,7 @@ def _change_imports_and_find_tries(
     Args:
         missing_uses: what it lacks.
         used_names: names that the module uses; None if all of them are.
+        unneeded_names: names that imports outside of a `try` bind for nothing.
     """
     offered = {
         root_name(node)
@@ -329,7 +348,9 @@ def _change_imports_and_find_tries(
     roots = {root_name(node) for node, full in missing_uses if isinstance(node, ast.Attribute)}
     in_try: dict[ast.Try, dict[ast.stmt, list[str]]] = {}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines = _change_of_import(statement, adapter, used_names, roots, offered)
+        in_a_try = isinstance(names.module.parent(statement), ast.Try)
+        unneeded = set() if in_a_try else unneeded_names
+        lines = _change_of_import(statement, adapter, used_names, roots, offered, unneeded)
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
         new = [*lines.new, *_import_of_kept_names(statement, lines.kept)]
@@ -508,6 +529,7 @@ def _change_of_import(
     used_names: set[str] | None,
     roots: set[str],
     offered_modules: set[str],
+    unneeded_names: set[str],
 ) -> _ImportChange:
     """Return what becomes of an import.
 
@@ -515,6 +537,7 @@ def _change_of_import(
         used_names: names that the module uses; None if all of them are.
         roots: names of modules of which it uses what the adapter lacks.
         offered_modules: names of modules of which it uses what the adapter has.
+        unneeded_names: names that the import binds for nothing.
     """
     new: list[str] = []
     kept: list[ast.alias] = []
@@ -533,6 +556,8 @@ def _change_of_import(
         else:
             full = f"{statement.module}.{alias.name}"
         name = name_in_adapter_of(full)
+        if local in unneeded_names:
+            continue
         if name is None or local in roots:
             is_unused = used_names is not None and local not in used_names
             if not is_unused:

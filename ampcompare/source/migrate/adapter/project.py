@@ -256,7 +256,12 @@ def _adapter_plan_of_project(
         own = ADAPTER if is_beside else name
         place_of = partial(imports.find_file_and_name_of_definition, absolute_path(path))
         migration = adapt_text(
-            document.text, own, depth=depth, exports=path.name == "__init__.py", is_of_project=place_of
+            document.text,
+            own,
+            depth=depth,
+            exports=path.name == "__init__.py",
+            is_imported=bool(imports.files_importing(absolute_path(path))),
+            is_of_project=place_of,
         )
         migration = migration_with_library_availability_findings(path, document.text, migration, imports)
         is_found = path.parent in (root, place.parent) or places.has_importer_directly_in(place.parent, path)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampcompare.source.amp_names import ADAPTER, APEX, CORE, is_name_of_adapter
+from ampcompare.source.amp_names import ADAPTER, APEX, CORE
 from ampcompare.source.index import Index
 from ampcompare.source.migrate.read.rebinding import OF_ATTRIBUTES
 from ampcompare.source.module import Module
-from ampcompare.source.project import MAX_MODULES, ImportIndex, Project
+from ampcompare.source.project import MAX_MODULES, ImportIndex, Project, is_module_importing_adapter
 from ampcompare.source.syntax import argument, dotted_name, is_literal, last_name
 
 # the attribute of an optimizer by which files that an earlier version migrated share a scaler
@@ -159,7 +159,7 @@ class Neighbors:
 
     def user_of_adapter(self, module: Module) -> Path | None:
         """Return the first file that imports the adapter: that of a module, or another one that runs with it."""
-        if any(is_name_of_adapter(full) for _, _, full in module.imports):
+        if is_module_importing_adapter(module):
             return self.path or Path()
         place = self._imports_and_path(module)
         if place is None or not place[0].project_files_importing_words(place[1], frozenset({ADAPTER})):

@@ -121,6 +121,31 @@ def test_imports_change(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("import apex\nprint(1)\n", "print(1)\n"),
+        ("import apex, sys\nprint(sys)\n", "import sys\nprint(sys)\n"),
+        (
+            "from apex import amp\n__all__ = ['amp']\n",
+            "import lib.torch_amp_adapter as amp\n__all__ = ['amp']\n",
+        ),
+        (
+            "from apex import amp, parallel\namp.initialize\n",
+            "import lib.torch_amp_adapter as amp\namp.initialize\n",
+        ),
+        ("try:\n    import apex\n    has = True\nexcept ImportError:\n    has = False\n", None),
+    ],
+)
+def test_an_import_that_nothing_uses_goes_from_a_script_alone(before: str, after: str | None) -> None:
+    """That of the adapter would run the package in which it lies."""
+    kept = adapt_text(before, "lib.torch_amp_adapter").text
+    assert "import lib.torch_amp_adapter" in kept
+    assert adapt_text(before, "lib.torch_amp_adapter", is_imported=False).text == (
+        kept if after is None else after
+    )
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("from apex.optimizers import FusedLAMB\nFusedLAMB([])\n", "apex.optimizers.FusedLAMB"),
