@@ -13,7 +13,7 @@ import sys
 
 import psutil
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -75,8 +75,9 @@ def _run_named_module() -> None:
         del sys.path[0]  # Python puts the folder of a script first, and this one holds `call.py`
     index = sys.argv.index("-m") + 1  # options of Python itself may come before it
     module, sys.argv = sys.argv[index], sys.argv[index:]
-    if ROOT not in sys.path:
-        sys.path.append(ROOT)
+    root = os.path.dirname(PACKAGE)  # never the package itself, whose modules are no `apex` and `settings` of a script
+    if root not in sys.path:
+        sys.path.append(root)
     if "AMPCOMPARE_SANDBOX" in os.environ:  # `variables.SANDBOX`; nothing of the package is imported above
         from ampcompare.base.processes.overlay import enter_sandbox_if_asked
 
