@@ -14,6 +14,7 @@ from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import RunObservation, StepFacts, name_of_parameter
 from ampcompare.diagnosis.operation_watch import Key, OperationWatch, computing_without_modes
+from ampcompare.diagnosis.ranges import total_nonfinite_and_lost_of
 from ampcompare.diagnosis.sites import RunningModulesTracker
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.diagnosis import LostUpdates, Phase
@@ -131,20 +132,24 @@ class StepOperationsWatch(StepObserver):
         self._step += 1
         self._applied += applied
 
-    def end_unfinished_step(self) -> None:
+    def end_unfinished_step(self, *, only_nonfinite: bool = False) -> None:
         """Hand over what the script computed before it ended in a step, of which the last result counts as the loss.
 
         So ends one that stops training, or raises, at a number that is not finite, or is finite and wrong.
+
+        Args:
+            only_nonfinite: not if its last result is finite, as where the reason of its end is known.
         """
         step = self.operations.drain()
         last = next(
             (at for at, event in reversed([*enumerate(step.events)]) if event.key[3] == "forward"), None
         )
-        if last is not None:
-            step.losses = step.losses or [last]
-            self.observation.add_unfinished_step(
-                StepFacts(self._step, False, self.scale, step, [], is_unfinished=True)
-            )
+        if last is None or (only_nonfinite and not total_nonfinite_and_lost_of(step.events[last].row)[1]):
+            return
+        step.losses = step.losses or [last]
+        self.observation.add_unfinished_step(
+            StepFacts(self._step, False, self.scale, step, [], is_unfinished=True)
+        )
 
     def note_gradients_before_backward(self) -> None:
         """Note which gradients are not finite already, such as a skipped step leaves: a pass that adds to them makes

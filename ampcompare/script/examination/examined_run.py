@@ -72,6 +72,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
+    from ampcompare.base.errors import ConfigError
     from ampcompare.base.patches import Layer, Subscriptions
     from ampcompare.diagnosis.diagnose import diagnosis_of_observation
     from ampcompare.diagnosis.observation import RunObservation
@@ -98,7 +99,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
 
     status = _run_with_observer(request, install)
     if status:
-        watch.end_unfinished_step()
+        watch.end_unfinished_step(only_nonfinite=status == ConfigError.exit_code)  # of which the reason is known
     observer.end()
     if observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
