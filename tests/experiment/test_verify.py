@@ -654,9 +654,12 @@ for step in range(4):
         loss.backward()
     optimizer.step()
 """
+INSTALLED = "import pkgutil\nfrom importlib import metadata\nsys.path.append('site')\n"  # with an Apex
 GUARDS = {
     "sys.modules": "fp16 = 'apex' in sys.modules",
     "find_spec": "fp16 = importlib.util.find_spec('apex') is not None",
+    "iter_modules": f"{INSTALLED}fp16 = any(each.name == 'apex' for each in pkgutil.iter_modules())",
+    "distributions": f"{INSTALLED}fp16 = 'apex' in [each.name for each in metadata.distributions()]",
     "except": "fp16 = True\ntry:\n    importlib.import_module('apex')\nexcept ModuleNotFoundError:\n    fp16 = False",
 }
 
@@ -676,6 +679,11 @@ def test_a_switch_that_asks_for_apex_finds_none(
     """A result that is left with such a switch trains in fp32, without an error."""
     build = "model = torch.nn.Linear(8, 2).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
     head = f"import importlib.util\nimport sys\nimport torch\nfrom apex import amp\n{guard}\n{build}"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site" / "apex").mkdir(parents=True)
+    (tmp_path / "site" / "apex" / "__init__.py").touch()
+    (tmp_path / "site" / "apex-0.1.dist-info").mkdir()
+    (tmp_path / "site" / "apex-0.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: apex\n")
     script, other = tmp_path / "train.py", tmp_path / "rewritten.py"
     start = "if fp16:\n    model, optimizer = amp.initialize(model, optimizer)"
     script.write_text(head + start + LOOP, encoding="utf-8")

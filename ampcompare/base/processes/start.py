@@ -75,7 +75,9 @@ def _run_named_module() -> None:
         del sys.path[0]  # Python puts the folder of a script first, and this one holds `call.py`
     index = sys.argv.index("-m") + 1  # options of Python itself may come before it
     module, sys.argv = sys.argv[index], sys.argv[index:]
-    root = os.path.dirname(PACKAGE)  # never the package itself, whose modules are no `apex` and `settings` of a script
+    root = os.path.dirname(
+        PACKAGE
+    )  # never the package itself, whose modules are no `apex` and `settings` of a script
     if root not in sys.path:
         sys.path.append(root)
     if "AMPCOMPARE_SANDBOX" in os.environ:  # `variables.SANDBOX`; nothing of the package is imported above

@@ -99,7 +99,9 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
 
     status = _run_with_observer(request, install)
     if status:
-        watch.end_unfinished_step(only_nonfinite=status == ConfigError.exit_code)  # of which the reason is known
+        watch.end_unfinished_step(
+            only_nonfinite=status == ConfigError.exit_code
+        )  # of which the reason is known
     observer.end()
     if observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"

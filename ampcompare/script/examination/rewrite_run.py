@@ -12,9 +12,10 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import pkgutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -152,9 +153,21 @@ class _FinderWithoutApex(importlib.abc.MetaPathFinder):
             found = self._finder.find_spec(fullname, path, target)
         return found
 
+    def find_distributions(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """Yield the installed packages that `importlib.metadata` finds, without Apex."""
+        find = getattr(self._finder, "find_distributions", None)
+        yield from () if find is None else (x for x in find(*args, **options) if x.name != "apex")
+
 
 def _hide_apex_from_imports() -> None:
-    """Let this process be one in which no Apex is installed."""
+    """Let this process be one in which no Apex is installed, by imports, lists of modules and of packages."""
+    listed = pkgutil.iter_modules
+
+    @functools.wraps(listed)
+    def iter_modules_without_apex(path: Any = None, prefix: str = "") -> Iterator[pkgutil.ModuleInfo]:
+        yield from (each for each in listed(path, prefix) if prefix or not _is_apex_module(each.name))
+
+    pkgutil.iter_modules = iter_modules_without_apex
     for name in [each for each in sys.modules if _is_apex_module(each)]:
         del sys.modules[name]
     others = [each for each in sys.meta_path if not isinstance(each, ApexFinder)]
