@@ -1,7 +1,7 @@
 """The backend `actnn`: activations saved for the backward pass in few bits, over another arm."""
 
 from ampcompare.backends.explanation import ArmExplanation
-from ampcompare.backends.options import INNER_ARM
+from ampcompare.backends.options import mark_inner_arm_option
 from ampcompare.backends.spec import BackendSpec, ContractTestArm, Options
 
 
@@ -50,7 +50,7 @@ SPEC = BackendSpec(
     summary="activations saved for the backward pass in 2, 4 or 8 bits, over another arm",
     implementation="ampcompare.training.precision.actnn:ActNN",
     explain=_explain_arm,
-    parsers={"bits": _parse_bits, "group": _parse_group_size, "over": INNER_ARM},
+    parsers={"bits": _parse_bits, "group": _parse_group_size, "over": mark_inner_arm_option},
     written={"bits": 2},
     implied={"group": 256, "over": "fp32"},
     inner=_inner_arm_text,

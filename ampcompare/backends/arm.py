@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.backends.catalog import BUILT_IN, described_backends, find_spec, third_party_backends
-from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, parse_flag
+from ampcompare.backends.options import DTYPE_NAMES, mark_inner_arm_option, parse_flag
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.errors import ConfigError, close_matches
@@ -76,7 +76,7 @@ def _parse_inner_arm(text: str) -> str:
     if not text.strip():
         raise ValueError("expected an arm, with its options joined by +")
     inner = Arm.parse(text.replace("+", ","))
-    if (inner.spec.parsers or {}).get("over") is INNER_ARM:
+    if (inner.spec.parsers or {}).get("over") is mark_inner_arm_option:
         raise ValueError("expected an arm that does not itself wrap another one")
     return str(inner).replace(",", "+")
 
@@ -99,7 +99,7 @@ def _unknown_option_message(backend: str, spec: BackendSpec, name: str, given: M
     parsers = spec.parsers or {}
     close = close_matches(name, [*parsers, *SHORTHANDS, *described_backends()])
     hint = f"did you mean {close[0]!r}? " if close else ""
-    if any(read is INNER_ARM for read in parsers.values()):
+    if any(read is mark_inner_arm_option for read in parsers.values()):
         hint += "options of the arm underneath are joined by +, as in over=half:bf16+kahan; "
     return (
         f"backend {backend!r} has no option {name!r}: {hint}its options are: {', '.join(parsers) or 'none'}"
@@ -197,7 +197,7 @@ class Arm:
         for name, value in _options_without_aliases(spec, given).items():
             if name not in spec.parsers:
                 raise ConfigError(_unknown_option_message(backend, spec, name, given))
-            read = _parse_inner_arm if spec.parsers[name] is INNER_ARM else spec.parsers[name]
+            read = _parse_inner_arm if spec.parsers[name] is mark_inner_arm_option else spec.parsers[name]
             try:
                 parsed[name] = read(str(value))
             except ValueError as error:
@@ -243,7 +243,7 @@ class Arm:
 
     @property
     def underlying_arm(self) -> Arm | None:
-        """The arm of ampcompare's own that a library is asked for, or that this one runs on; None if there is none.
+        """The arm that a library is asked to act as, else the one that this arm runs on; None without any.
 
         What a library really runs on a device is a matter of the ledger.
         """
@@ -296,7 +296,7 @@ class Arm:
         return name if value is True else f"{name}={_value_text(value)}"
 
     def _option_word_for_digest(self, name: str, value: Any) -> str:
-        if (self.spec.parsers or {}).get(name) is INNER_ARM:
+        if (self.spec.parsers or {}).get(name) is mark_inner_arm_option:
             value = Arm.parse(value.replace("+", ",")).digest_text.replace(",", "+")
         return self._option_word_with_name(name, value)
 

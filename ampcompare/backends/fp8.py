@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
-from ampcompare.backends.options import INNER_ARM, make_choice_parser, parse_count
+from ampcompare.backends.options import make_choice_parser, mark_inner_arm_option, parse_count
 from ampcompare.backends.over_bf16 import DEFAULT, inner_arm_text, inner_script_lines, why_not_inner_arm
 from ampcompare.backends.spec import BackendSpec, ContractTestArm, Options
 
@@ -90,7 +90,7 @@ SPEC = BackendSpec(
     explain=_explain_arm,
     parsers={
         "scaling": make_choice_parser("tensorwise", "rowwise", "mxfp8"),
-        "over": INNER_ARM,
+        "over": mark_inner_arm_option,
         "align": parse_count,
     },
     stands_for=_arm_of_format_name,

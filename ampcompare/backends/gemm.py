@@ -9,7 +9,12 @@ from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
-from ampcompare.backends.options import INNER_ARM, make_choice_parser, parse_flag, parse_module_patterns
+from ampcompare.backends.options import (
+    make_choice_parser,
+    mark_inner_arm_option,
+    parse_flag,
+    parse_module_patterns,
+)
 from ampcompare.backends.over_bf16 import DEFAULT, inner_arm_text, inner_script_lines, why_not_inner_arm
 from ampcompare.backends.roles import ProductFormat, Roles
 from ampcompare.backends.spec import BackendSpec, ContractTestArm, InScript, Options
@@ -46,7 +51,9 @@ def formats_of_products(options: Options) -> dict[str, ProductFormat]:
     for role in PRODUCTS:
         name = str(options.get(role) or options["format"])
         switches = [
-            switch for switch, _, roles in _switches_of_format(name) if options.get(switch) and role in roles
+            switch
+            for switch, _, roles in _switches_known_to_format(name)
+            if options.get(switch) and role in roles
         ]
         if name == "bf16":
             found[role] = ProductFormat("bf16")
@@ -60,7 +67,7 @@ def formats_of_products(options: Options) -> dict[str, ProductFormat]:
     return found
 
 
-def _switches_of_format(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
+def _switches_known_to_format(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
     """Return (option, what it needs, products that it changes) of the switches that a format knows."""
     if name == "bf16":
         return []
@@ -73,7 +80,7 @@ def _switches_of_format(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
     return known
 
 
-NEEDS = {name: needs for name, needs, _ in _switches_of_format("mxfp8")}
+NEEDS = {name: needs for name, needs, _ in _switches_known_to_format("mxfp8")}
 
 
 def _why_options_invalid(options: Options) -> str:
@@ -210,7 +217,7 @@ SPEC = BackendSpec(
         "tiles": parse_flag,
         "grads_as": make_choice_parser("e4m3", "e5m2"),
         "keep": _parse_patterns,
-        "over": INNER_ARM,
+        "over": mark_inner_arm_option,
         "engine": make_choice_parser("emulation", "torchao"),
     },
     positional="format",

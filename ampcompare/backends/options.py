@@ -115,7 +115,7 @@ def parse_module_patterns(text: str) -> str:
     return "|".join(patterns)
 
 
-def INNER_ARM(text: str) -> str:
+def mark_inner_arm_option(text: str) -> str:
     """Mark an option whose value is an arm with its options joined by `+`; `Arm` reads it instead of this function."""
     return text
 

@@ -32,7 +32,7 @@ class ContractTestArm:
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a backend keeps in a checkpoint.
+    """What the arms of a backend keep in a checkpoint: the state of a GradScaler, or `amp.state_dict` of an opt level.
 
     Attributes:
         grad_scaler: options -> whether the arm has a `torch.amp.GradScaler`; None if no arm of the backend does.

@@ -31,7 +31,7 @@ from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.comparability import steps_by_other_arm_text
 from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked_record
 from ampcompare.results.records.comparison import Look, Published
-from ampcompare.results.records.document import ArmLabel, dump_json, read_model_and_plain_content
+from ampcompare.results.records.document import ArmLabel, dump_json, read_validated_and_plain_json
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RESULTS, RunRecord
 from ampcompare.settings.config import LAUNCHERS, RunConfig
@@ -315,7 +315,7 @@ class RunDirectory:
         if not os.path.lexists(path):
             return ReusableRecord(None, "")
         try:
-            record, raw = read_model_and_plain_content(path, RunRecord, "run record")
+            record, raw = read_validated_and_plain_json(path, RunRecord, "run record")
         except RecordError as error:
             return _set_record_aside(path, CellFile.UNREADABLE, error)
         if reason := _why_record_not_reused(record, config):

@@ -26,7 +26,7 @@ from ampcompare.base.processes.rank_marks import mark_output_with_rank
 from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
-from ampcompare.results.records.run import SeedCall, lost_statistics_text
+from ampcompare.results.records.run import SeedCall, nonfinite_statistics_text
 from ampcompare.script.beginning.first_weights import FirstWeightsFollower
 from ampcompare.script.beginning.seeding import SeedFollower
 from ampcompare.script.behind.stand_in import ArmStandIn
@@ -176,7 +176,7 @@ def _record_lost_statistics(rows: RecordedSteps, watch: LostStatisticsWatch) -> 
     if lost := watch.find_lost_layers():
         rows.recorder.add_row({"kind": "lost_statistics", "layers": lost})
         if CELL_FOLDER not in os.environ:
-            say_once(lost_statistics_text(lost))
+            say_once(nonfinite_statistics_text(lost))
     if beyond := watch.find_layers_beyond_fp16():
         rows.add_rounding_remark(variance_beyond_fp16_text(beyond))
 

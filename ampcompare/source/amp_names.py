@@ -69,7 +69,7 @@ def public_full_name(name: str) -> str:
     return name
 
 
-def is_name_of_adapter(full_name: str) -> bool:
+def is_in_adapter_module(full_name: str) -> bool:
     """Return whether a full name is of the adapter's module, in whatever package."""
     return ADAPTER in full_name.split(".")
 

@@ -20,7 +20,7 @@ Tests: TypeAlias = tuple[tuple[ast.expr, bool], ...]
 
 @dataclass(frozen=True)
 class CallFrame:
-    """Where a follower is.
+    """The place of a `CallFollower` in a program: its function, the loops and blocks around, what is known there.
 
     Attributes:
         scope: whose statements it follows.

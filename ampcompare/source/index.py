@@ -55,7 +55,7 @@ BUILTINS = frozenset(dir(builtins))
 
 
 class Answer(Enum):
-    """Whether something is so."""
+    """An answer that may be unknown: yes, no or unknown."""
 
     YES = "yes"
     NO = "no"
@@ -186,7 +186,7 @@ class _Binding(NamedTuple):
 
 @dataclass(frozen=True)
 class SoughtEvent:
-    """Something that functions do.
+    """An event that is searched for in functions and in all that they call, such as a step of an optimizer.
 
     Attributes:
         name: of the event.
@@ -199,8 +199,8 @@ class SoughtEvent:
     harmless: Callable[[Module, ast.Call], bool] = lambda module, call: False
 
 
-class _shared_table(Generic[T]):
-    """A table of an index that is made once, for all modules that it can be looked at from."""
+class _project_cached_property(Generic[T]):
+    """A cached property of `Index` whose value is computed once for all modules of the project."""
 
     def __init__(self, make: Callable[[Index], T]) -> None:
         self._make = make
@@ -213,7 +213,7 @@ class _shared_table(Generic[T]):
 
 
 class Index:
-    """The calls of a module, or of all modules of a project.
+    """Which function each call names, and what an expression may be, in a module or in all modules of a project.
 
     Attributes:
         module: from which it is looked at.
@@ -235,12 +235,12 @@ class Index:
         self._reached: dict[tuple[str, Scope, Scope | None], Answer] = {}
         self._orders: dict[Scope, tuple[list[Scope], str | None]] = {}
 
-    @_shared_table
+    @_project_cached_property
     def modules(self) -> list[Module]:
         """The module itself and those around it."""
         if self._project is None or self._project.path is None or self._alone:
             return [self.module]
-        return [self.module, *(each for _, each in self._project.modules_around())]
+        return [self.module, *(each for _, each in self._project.modules_connected_by_imports())]
 
     def index_seen_from(self, module: Module) -> Index:
         """Return the same index, as it is looked at from another one of its modules."""
@@ -303,9 +303,9 @@ class Index:
         own = None if self._project is None else self._project.path_of(self.module)
         return "" if path is None or own is None else os.path.relpath(path, own.parent)
 
-    def scope_of_call(self, call: ast.Call) -> Scope:
-        """Return the scope in which a call of any of the modules stands."""
-        return self._scope_of_call[call]
+    def scope_around_call(self, call: ast.Call) -> Scope:
+        """Return the function, or the module, in which a call of any of the modules stands."""
+        return self._scopes_around_calls[call]
 
     def reaches_event(self, function: Function, event: SoughtEvent) -> Answer:
         """Return whether a call of a function leads to an event, in it or in what it calls."""
@@ -427,7 +427,7 @@ class Index:
                     else known
                 )
             if bindings:
-                return _with_containers_named(
+                return _values_with_named_containers(
                     self._values_of_bindings(bindings, node, one, scope, receiver), node.id
                 )
         if node.id in BUILTINS:
@@ -487,9 +487,9 @@ class Index:
         target = None if place == path else self._project.module_of_file(place)
         if target is None:
             return NOT_KNOWN
-        return self._values_of_module_name(target, name) if name else frozenset({_ProjectModule(target)})
+        return self._values_of_exported_name(target, name) if name else frozenset({_ProjectModule(target)})
 
-    def _values_of_module_name(self, module: Module, name: str) -> Values:
+    def _values_of_exported_name(self, module: Module, name: str) -> Values:
         """Return what a name at the top of a module is, as other modules see it."""
         if (module, name) in self._asked:  # modules that import a name from each other
             return frozenset()
@@ -533,7 +533,7 @@ class Index:
         if not complete or is_called_unseen or isinstance(node, ast.Lambda):
             found.add(UNKNOWN)
         for call in calls:
-            home = self._scope_of_call[call]
+            home = self._scopes_around_calls[call]
             value = _argument_given_for(call, positional, name)
             if value is Ellipsis:
                 found.add(UNKNOWN)
@@ -564,7 +564,7 @@ class Index:
         inside = self.values_of_expression(node.value, scope, receiver)
         if not inside:
             return NOT_KNOWN
-        return _with_containers_named(
+        return _values_with_named_containers(
             frozenset().union(*(self._values_of_member(each, node.attr) for each in inside)), node.attr
         )
 
@@ -573,7 +573,7 @@ class Index:
             stored = self._values_stored_from_outside(name, lambda other: other == value)
             return frozenset(stored) | {ImportedObject(public_full_name(f"{value.name}.{name}"))}
         if isinstance(value, _ProjectModule):
-            return self._values_of_module_name(value.module, name)
+            return self._values_of_exported_name(value.module, name)
         if isinstance(value, _ClassInstance) and isinstance(value.of, ImportedObject):
             return frozenset({ImportedObject(f"{value.of.name}.{name}")})
         if isinstance(value, (_ProjectClass, _ClassInstance)):
@@ -607,7 +607,7 @@ class Index:
         """Return what an attribute of an object of a class is, by its methods and by what is assigned to it."""
         order, outside = self._project_bases_and_first_outside(scope)
         found: set[Value] = set(
-            self._values_stored_from_outside(name, lambda value: _may_belong_to_scopes(value, order))
+            self._values_stored_from_outside(name, lambda value: _may_be_of_classes(value, order))
         )
         for each in order:
             for value in each.values.get(f"self.{name}", ()):
@@ -744,7 +744,7 @@ class Index:
             return frozenset({replace(value, level=value.level - 1)})
         node, asked = value.node, key.value if isinstance(key, ast.Constant) else None
         chosen: list[ast.expr] = []
-        added = self._additions_by_name.get(value.name, [])
+        added = self._container_additions_by_name.get(value.name, [])
         if isinstance(node, ast.Dict):
             for name, one in zip(node.keys, node.values, strict=True):
                 if asked is None or not isinstance(name, ast.Constant) or name.value == asked:
@@ -854,7 +854,7 @@ class Index:
         listed = {str(one.value) for each in lists for one in each.elts if isinstance(one, ast.Constant)}
         return listed or {name for name in self._bindings_of_scope(module.top) if not name.startswith("_")}
 
-    @_shared_table
+    @_project_cached_property
     def _subclasses_by_scope(self) -> dict[Scope, list[Scope]]:
         found: dict[Scope, list[Scope]] = defaultdict(list)
         for module in self.modules:
@@ -864,7 +864,7 @@ class Index:
                         found[base].append(scope)
         return found
 
-    @_shared_table
+    @_project_cached_property
     def _stores_by_attribute(self) -> dict[str, list[tuple[ast.expr, ast.expr, Scope]]]:
         """What is assigned to attributes of other objects than `self`: by name, the object and the value."""
         found: dict[str, list[tuple[ast.expr, ast.expr, Scope]]] = defaultdict(list)
@@ -892,8 +892,8 @@ class Index:
                 found |= self.values_of_expression(value, scope)
         return found
 
-    @_shared_table
-    def _additions_by_name(self) -> dict[str, list[tuple[ast.expr, Scope]]]:
+    @_project_cached_property
+    def _container_additions_by_name(self) -> dict[str, list[tuple[ast.expr, Scope]]]:
         """What is added to lists and dicts, by the last part of their names."""
         found: dict[str, list[tuple[ast.expr, Scope]]] = defaultdict(list)
         for module in self.modules:
@@ -906,7 +906,7 @@ class Index:
         found.pop("", None)
         return found
 
-    @_shared_table
+    @_project_cached_property
     def _decorated_by_function(self) -> dict[Scope, list[Scope]]:
         """The functions that each function of the project decorates, itself or by what it returns."""
         found: dict[Scope, list[Scope]] = defaultdict(list)
@@ -920,11 +920,12 @@ class Index:
                             found[each.scope].append(scope)
         return found
 
-    @_shared_table
-    def _scope_of_call(self) -> dict[ast.Call, Scope]:
+    @_project_cached_property
+    def _scopes_around_calls(self) -> dict[ast.Call, Scope]:
+        """For each call of the modules, the function or module in which it stands."""
         return {call: module.scope_of[call] for module in self.modules for call in module.calls}
 
-    @_shared_table
+    @_project_cached_property
     def _calls_by_last_name_and_other_uses(self) -> tuple[dict[str, list[ast.Call]], set[str]]:
         """All calls by the last part of the name of their function, and the names that are used otherwise."""
         calls: dict[str, list[ast.Call]] = defaultdict(list)
@@ -942,7 +943,7 @@ class Index:
                         passed.add(last_name(node))
         return calls, passed
 
-    @_shared_table
+    @_project_cached_property
     def _aliases_by_name(self) -> dict[str, set[str]]:
         """What imports call a name instead."""
         found: dict[str, set[str]] = defaultdict(set)
@@ -952,8 +953,8 @@ class Index:
                     found[alias.name].add(alias.asname)
         return found
 
-    @_shared_table
-    def _calls_of_variables(self) -> list[ast.Call]:
+    @_project_cached_property
+    def _calls_through_variables(self) -> list[ast.Call]:
         """All calls by a name that holds a value, such as a parameter, an attribute or what a decorator made."""
         names = {""}
         for module in self.modules:
@@ -969,11 +970,11 @@ class Index:
         ]
 
     @property
-    def is_answering(self) -> bool:
+    def is_answering_question(self) -> bool:
         """Whether a question is being answered, so that answers to others may be incomplete."""
         return bool(self._active)
 
-    @_shared_table
+    @_project_cached_property
     def _calls_by_function(self) -> _CallsByFunction:
         return _CallsByFunction(self)
 
@@ -996,13 +997,13 @@ class _CallsByFunction:
         """Return the calls that name a function."""
         if scope in self._known:
             return self._known[scope] or default
-        if not self._index.is_answering:
+        if not self._index.is_answering_question:
             self._meanwhile.clear()
             self._called_meanwhile.clear()
         if scope not in self._meanwhile:
             self._meanwhile[scope] = []  # for a function that calls itself
             self._meanwhile[scope] = self._find_calls_of(scope)
-            if not self._index.is_answering:
+            if not self._index.is_answering_question:
                 self._known[scope] = self._meanwhile[scope]
         return self._meanwhile[scope] or default
 
@@ -1019,18 +1020,18 @@ class _CallsByFunction:
         calls = [call for each in names for call in by_name.get(each, ())]
         if names & passed or name in ("__call__", "forward") or not name or _has_nonbuiltin_decorator(scope):
             # it may go by the name of any variable
-            calls = list(dict.fromkeys([*calls, *index._calls_of_variables]))
+            calls = list(dict.fromkeys([*calls, *index._calls_through_variables]))
         return [call for call in calls if scope in self._scopes_named_by_call(call)]
 
     def _scopes_named_by_call(self, call: ast.Call) -> frozenset[Scope]:
         known = self._called.get(call, self._called_meanwhile.get(call))
         if known is None:
-            callee = self._index.callee(call, self._index._scope_of_call[call])
+            callee = self._index.callee(call, self._index._scopes_around_calls[call])
             known = frozenset(
                 each.scope for each in functions_of_callee(callee) if isinstance(each, Function)
             )
             # What is found within a question may lack what that question is about.
-            (self._called_meanwhile if self._index.is_answering else self._called)[call] = known
+            (self._called_meanwhile if self._index.is_answering_question else self._called)[call] = known
         return known
 
 
@@ -1050,7 +1051,7 @@ class _FunctionsWithUnseenCalls:
             return True
         if isinstance(scope.parent, Scope) and isinstance(scope.parent.node, ast.ClassDef):
             return any(
-                isinstance(index.callee(call, index._scope_of_call[call]), UnknownFunction)
+                isinstance(index.callee(call, index._scopes_around_calls[call]), UnknownFunction)
                 for call in index._calls_by_last_name_and_other_uses[0].get(name, ())
                 if _may_be_call_of(call, scope)
             )
@@ -1103,7 +1104,7 @@ def _instance_from_outside(name: str) -> Values:
     return frozenset({_ClassInstance(ImportedObject(name))})
 
 
-def _with_containers_named(values: Values, name: str) -> Values:
+def _values_with_named_containers(values: Values, name: str) -> Values:
     """Return values in which containers know the name that they are bound to."""
     if not any(isinstance(each, _WrittenContainer) and not each.name for each in values):
         return values
@@ -1113,7 +1114,7 @@ def _with_containers_named(values: Values, name: str) -> Values:
     )
 
 
-def _may_belong_to_scopes(value: Value, order: list[Scope]) -> bool:
+def _may_be_of_classes(value: Value, order: list[Scope]) -> bool:
     """Return whether a value is one of some classes, an object of one, or not known."""
     if isinstance(value, _ClassInstance):
         return value.of in order

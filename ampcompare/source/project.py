@@ -12,7 +12,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.source.amp_names import ADAPTER, APEX, is_name_of_adapter
+from ampcompare.source.amp_names import ADAPTER, APEX, is_in_adapter_module
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.find import absolute_path, find_sources
 from ampcompare.source.module import Module
@@ -243,7 +243,7 @@ class ImportIndex:
             self._programs[path] = sorted(found - {path})
         return self._programs[path]
 
-    def files_around(self, path: Path) -> list[Path]:
+    def files_connected_by_imports(self, path: Path) -> list[Path]:
         """Return the files that a file imports and that import it, and in turn theirs, each once, without its own.
 
         Where these are too many, the files of the project that import Apex are among them in any case.
@@ -289,11 +289,11 @@ class ImportIndex:
 
     def _files_importing_words(self, path: Path, words: frozenset[str]) -> list[Path]:
         """Return the files around one that have one of some words in their imports, those next to it first."""
-        around = self._files_around_folder(path.parent)
+        around = self._project_files_nearest_first(path.parent)
         found = set[Path]().union(*(self._files_with_word.get(each, ()) for each in words))
         return [each for each in around if each in found]
 
-    def _files_around_folder(self, folder: Path) -> list[Path]:
+    def _project_files_nearest_first(self, folder: Path) -> list[Path]:
         """Return the Python files of the project of a folder, those in it first."""
         if folder not in self._files_around:
             top = folder
@@ -304,7 +304,7 @@ class ImportIndex:
             near, wide = self.files_below(folder)[:MAX_FILES], self.files_below(top)[:MAX_FILES]
             found = [each for each in dict.fromkeys([*near, *wide]) if each.suffix == ".py"]
             for each in found:
-                self._count_words_of(each)
+                self._note_words_in_imports(each)
             self._files_around[folder] = found
         return self._files_around[folder]
 
@@ -314,7 +314,8 @@ class ImportIndex:
             self._files_below[folder] = list(islice(find_sources([folder]), MAX_FILES + 1))
         return self._files_below[folder]
 
-    def _count_words_of(self, path: Path) -> None:
+    def _note_words_in_imports(self, path: Path) -> None:
+        """Note each word in the imports of a file, by which `_files_importing_words` finds it."""
         if path not in self._is_counted:
             self._is_counted.add(path)
             for word in WORDS.findall(" ".join(self.names_in_imports_of(path))):
@@ -335,8 +336,8 @@ class ImportIndex:
 def is_module_importing_adapter(module: Module) -> bool:
     """Return whether a module imports the adapter, or has its name as a text, as for `importlib.import_module`."""
     texts = (each.value for each in module.nodes if isinstance(each, ast.Constant))
-    return any(is_name_of_adapter(full) for _, _, full in module.imports) or any(
-        isinstance(each, str) and is_name_of_adapter(each) for each in texts
+    return any(is_in_adapter_module(full) for _, _, full in module.imports) or any(
+        isinstance(each, str) and is_in_adapter_module(each) for each in texts
     )
 
 
@@ -391,10 +392,10 @@ class Project:
         """Return the file in which what an import names is, and its name there, as `ImportIndex` finds them."""
         return self._of_files.find_file_and_name_of_definition(importer, full_name)
 
-    def modules_around(self) -> Iterator[tuple[Path, Module]]:
+    def modules_connected_by_imports(self) -> Iterator[tuple[Path, Module]]:
         """Yield the modules of the files around that of the module."""
         if self.path is not None:
-            yield from self.modules_of_files(self.imports.files_around(self.path))
+            yield from self.modules_of_files(self.imports.files_connected_by_imports(self.path))
 
     def modules_of_files(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Module]]:
         """Yield the modules of files that can be read and parsed."""

@@ -39,7 +39,7 @@ from ampcompare.results.analysis.inference.terms import (
     QualityMargin,
     parse_margin,
     resolve_margin,
-    standard_error_against_margin,
+    standard_error_for_relative_margin,
 )
 from ampcompare.results.analysis.inference.verdict import decide_verdicts
 from ampcompare.results.records.comparison import Look
@@ -146,12 +146,12 @@ def _effects(values: Floats, case: Scenario, margin: QualityMargin, pilot: int =
     for arm in arms:
         if pilot:
             effect = two_stage_effect(arm, reference, early, floor, is_rounded=True)
-            moved = standard_error_against_margin(
+            moved = standard_error_for_relative_margin(
                 arm[:pilot], reference[:pilot], margin.error_share
             ) * math.sqrt(pilot / len(arm))
         else:
             effect = paired_effect(arm, reference, floor, is_rounded=True)
-            moved = standard_error_against_margin(arm, reference, margin.error_share)
+            moved = standard_error_for_relative_margin(arm, reference, margin.error_share)
         effects.append(replace(effect, margin_error=moved, step=step))
     return effects
 

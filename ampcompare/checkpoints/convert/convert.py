@@ -15,7 +15,7 @@ from ampcompare.checkpoints.convert.between_arms import (
     convert_state_to_arm,
     nearest_native_arm,
 )
-from ampcompare.checkpoints.convert.detect import CheckpointContents, contents_by_kind, is_scaler_state
+from ampcompare.checkpoints.convert.detect import CheckpointContents, contents_by_kind, is_grad_scaler_state
 from ampcompare.checkpoints.convert.fp32_weights import (
     ConvertedCheckpoint,
     add_adam_step_to_groups,
@@ -127,7 +127,7 @@ def _convert_to_native(
             result.changed.append(
                 f"{'.'.join(place)}: under {key}, where {contents.writer} has the GradScaler"
             )
-            _replace_key(result, place, key, only_entry_or_list(scalers))
+            _rename_key_noting_overwritten(result, place, key, only_entry_or_list(scalers))
         else:
             _put_grad_scalers(result, place, scalers, "amp_scaler" if contents.writer == "timm" else "scaler")
     if contents.apex:
@@ -200,7 +200,7 @@ def _convert_to_apex(contents: CheckpointContents, result: ConvertedCheckpoint, 
     place = places[0] if places else (_key_for_apex_state_without_scaler(result),)
     has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
     key = place[-1] if has_own_name else _apex_keys_by_scaler_key(contents.writer).get(place[-1], "amp")
-    _replace_key(result, place, key, state)
+    _rename_key_noting_overwritten(result, place, key, state)
     if has_half_weights(level):
         result.lost.append(MASTERS_LOST.format(level))
 
@@ -222,7 +222,9 @@ def _scalers_in_order(
         return places, scalers
     held = entry_at_place(result.state, group)
     entries = list(held.values() if isinstance(held, Mapping) else held)
-    if not entries or not all(is_scaler_state(entry) or _is_empty_scaler_entry(entry) for entry in entries):
+    if not entries or not all(
+        is_grad_scaler_state(entry) or _is_empty_scaler_entry(entry) for entry in entries
+    ):
         return places, scalers
     others = {place: scaler for place, scaler in contents.scalers.items() if place[:-1] != group}
     return [group, *others], [*(entry or {} for entry in entries), *others.values()]
@@ -246,8 +248,10 @@ def _key_for_apex_state_without_scaler(result: ConvertedCheckpoint) -> str:
     )
 
 
-def _replace_key(result: ConvertedCheckpoint, place: tuple[str, ...], key: str, value: Any) -> None:
-    """Put an entry under another key, and name another that had this key."""
+def _rename_key_noting_overwritten(
+    result: ConvertedCheckpoint, place: tuple[str, ...], key: str, value: Any
+) -> None:
+    """Put an entry under another key; note as lost another entry that had this key."""
     holder = entry_at_place(result.state, place[:-1])
     if isinstance(holder, list):
         holder[int(place[-1])] = {key: value}
@@ -333,9 +337,11 @@ def _put_loss_scales(
         None,
     )
     if with_state is not None and len(scales) == 1:
-        _replace_key(result, with_state, with_state[-1] if to == "native" else own_key, entry)
+        _rename_key_noting_overwritten(
+            result, with_state, with_state[-1] if to == "native" else own_key, entry
+        )
     else:
-        _replace_key(result, (own_key,), own_key, entry)
+        _rename_key_noting_overwritten(result, (own_key,), own_key, entry)
 
 
 def convert_file(

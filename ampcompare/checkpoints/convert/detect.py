@@ -65,8 +65,8 @@ class CheckpointContents:
         return self.writer == "ampcompare"
 
     @property
-    def places_of_masters_without_group_numbers(self) -> str:
-        """The places of the masters, without the numbers of groups."""
+    def master_places_text(self) -> str:
+        """The places of the masters in words, without the numbers of groups."""
         keys = dict.fromkeys(
             ".".join(key for key in place if not key.isdigit()) or "the top of the file"
             for place in self.master_places
@@ -85,7 +85,7 @@ def is_apex_state(value: Any) -> bool:
     )
 
 
-def is_scaler_state(value: Any) -> bool:
+def is_grad_scaler_state(value: Any) -> bool:
     """Return whether a value is what `GradScaler.state_dict()` returns for a scaler that is enabled."""
     return _is_filled_mapping(value) and set(value) >= SCALER_KEYS
 
@@ -133,7 +133,9 @@ def _key_of_inner_optimizer(value: Any, place: Place) -> str | None:
         isinstance(entry, list) and any(isinstance(item, Tensor | list) for item in entry)
         for entry in value.values()
     )
-    has_scaler = any(is_loss_scaler_state(entry) and not is_scaler_state(entry) for entry in value.values())
+    has_scaler = any(
+        is_loss_scaler_state(entry) and not is_grad_scaler_state(entry) for entry in value.values()
+    )
     return inner[0] if keeps_scale or keeps_copies or has_scaler else None
 
 
@@ -177,7 +179,7 @@ def _contents_field_of_entry(value: Any, place: Place) -> str | None:
     """Return the field of `CheckpointContents` to which an entry belongs; None for an entry of no kind."""
     if is_apex_state(value):
         return "apex"
-    if is_scaler_state(value):
+    if is_grad_scaler_state(value):
         return "scalers"
     if _key_of_inner_optimizer(value, place) is not None:
         return "wrappers"
@@ -209,7 +211,7 @@ def _contents_of_lone_state(root: Any) -> CheckpointContents | None:
     kinds: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
         ("optimizers", "an optimizer's state", is_optimizer_state),
         ("apex", "a state of apex.amp", is_apex_state),
-        ("scalers", "a GradScaler's state", is_scaler_state),
+        ("scalers", "a GradScaler's state", is_grad_scaler_state),
         ("loss_scales", "a loss scaler's state", is_loss_scaler_state),
         ("models", "a state dict", _is_weights),
     )

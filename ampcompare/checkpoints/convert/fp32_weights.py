@@ -22,7 +22,7 @@ PREFIXES = ("module.", "_orig_mod.")
 
 @dataclass
 class ConvertedCheckpoint:
-    """A converted checkpoint.
+    """The result of a conversion: the new state, and a line for each thing that was changed, kept or lost.
 
     The lists have a line for each thing.
     """
@@ -97,7 +97,7 @@ def _widen_weights(contents: CheckpointContents, result: ConvertedCheckpoint, le
                     model[name] = value.float()
                     halves[dtype_name(value.dtype)] += 1
     if carried:
-        where = contents.places_of_masters_without_group_numbers
+        where = contents.master_places_text
         result.changed.append(
             f"{carried} fp32 masters become the weights" + (f", from {where}" if where else "")
         )

@@ -18,7 +18,7 @@ from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.checkpoints.convert.detect import CheckpointContents, contents_by_kind
 from ampcompare.checkpoints.convert.fp32_weights import common_wrapper_prefix
 from ampcompare.checkpoints.convert.masters import (
-    are_rounded_to,
+    are_representable_in,
     floating_entries_of_model,
     half_type_of_weights,
 )
@@ -134,7 +134,7 @@ def _inspection_rows(contents: CheckpointContents) -> Iterator[dict[str, Any]]:
             with translate_entry_errors(*place):
                 row = _inspection_row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
             yield row
-    where = contents.places_of_masters_without_group_numbers or "masters"
+    where = contents.master_places_text or "masters"
     for index, masters in enumerate(contents.masters):
         if masters:
             yield _inspection_row(
@@ -230,8 +230,8 @@ def guess_opt_level_and_evidence(contents: CheckpointContents) -> tuple[str | No
     if half is torch.bfloat16:
         return "O5", "weights are bf16 values"
     if half is not None:
-        norms = are_rounded_to(_iter_weights(contents, of_norms=True))
-        state = are_rounded_to(_iter_moments(contents))
+        norms = are_representable_in(_iter_weights(contents, of_norms=True))
+        state = are_representable_in(_iter_moments(contents))
         if norms is False or state is False:
             return "O2", "weights are fp16 values, batch norms or optimizer state are not"
         if norms or _has_half_state(contents):
@@ -282,7 +282,7 @@ def _resume_hazard_sentences(contents: CheckpointContents) -> Iterator[str]:
         yield "optimizer state is fp16, rounded to 11 bits"
     elif any(tensor.dtype is torch.bfloat16 for tensor in _iter_moments(contents)):
         yield "optimizer state is bf16, rounded to 8 bits"
-    elif are_rounded_to(_iter_moments(contents)):
+    elif are_representable_in(_iter_moments(contents)):
         yield "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume"
     if contents.optimizers and torch.float16 in kinds and not list(_loss_scale_rows(contents)):
         yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"

@@ -62,8 +62,8 @@ def is_optimizer_state(value: Any) -> TypeGuard[Mapping[str, Any]]:
     )
 
 
-def are_rounded_to(tensors: Iterator[Tensor], dtype: torch.dtype = torch.float16) -> bool | None:
-    """Return whether fp32 tensors hold only values that a 16-bit type has; None if no element is conclusive.
+def are_representable_in(tensors: Iterator[Tensor], dtype: torch.dtype = torch.float16) -> bool | None:
+    """Return whether fp32 tensors hold only values that a 16-bit type represents; None if no element is conclusive.
 
     Looks at the first 262,144 elements of each; zeros and small whole numbers are not conclusive.
     """
@@ -87,7 +87,9 @@ def half_type_of_weights(model: Mapping[str, Any]) -> torch.dtype | None:
     weights = list(floating_entries_of_model(model, of_norms=False))
     held = next((weight.dtype for weight in weights if weight.dtype in HALF_DTYPES), None)
     narrowest_first = (torch.bfloat16, torch.float16)  # whose bits are among those of fp16
-    return held or next((dtype for dtype in narrowest_first if are_rounded_to(iter(weights), dtype)), None)
+    return held or next(
+        (dtype for dtype in narrowest_first if are_representable_in(iter(weights), dtype)), None
+    )
 
 
 def floating_entries_of_model(model: Mapping[str, Any], *, of_norms: bool) -> Iterator[Tensor]:
@@ -119,7 +121,7 @@ def find_masters(
         matches = _weights_copied_by_each_tensor(bundle, free)
         is_known = _are_where_copies_lie(bundle, wrappers)
         if not is_known:
-            matches = _matches_beyond_chance(bundle, matches, free)
+            matches = _significant_matches(bundle, matches, free)
         if is_known or 2 * sum(map(bool, matches)) > len(matches):
             found.unmatched += sum(not match for match in matches)
         if not any(matches):
@@ -327,10 +329,10 @@ def _positions_of_weights_in_flat(
     return best
 
 
-def _matches_beyond_chance(
+def _significant_matches(
     bundle: _TensorsOfOneContainer, matches: list[list[int]], free_weights: list[_WeightAtPlace]
 ) -> list[list[int]]:
-    """Return the matches without what may be chance: moments that round to 0, and constants.
+    """Return the matches that are no chance: without moments that round to 0, and constants.
 
     Many elements that are not alike are enough; few are where at least half of the elements of the list round.
     """
@@ -339,7 +341,7 @@ def _matches_beyond_chance(
     varies = [any(_has_several_values(value) for value in held) for held in values]
     total = sum(int(tensor.count_nonzero()) for tensor in bundle.tensors)
     is_half = any(value.dtype in HALF_DTYPES for held in values for value in held)
-    if not is_half and are_rounded_to(iter(bundle.tensors)) is not False:
+    if not is_half and are_representable_in(iter(bundle.tensors)) is not False:
         return [[] for _ in matches]  # a second copy of what the weights hold
     if any(varies) and 2 * sum(equal) >= total:
         return matches

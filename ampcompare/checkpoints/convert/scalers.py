@@ -82,7 +82,7 @@ def _value_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class LossScalerValues:
-    """The values of a loss scaler."""
+    """The scale of a loss scaler, the steps since it last moved, and the rule by which it moves."""
 
     scale: float
     dynamic: bool = False  # whether it moves

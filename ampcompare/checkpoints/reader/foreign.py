@@ -27,7 +27,7 @@ from ampcompare.base.files.read import open_regular_file as open_descriptor
 from ampcompare.checkpoints.reader.placeholders import (
     NotPickled,
     OpaqueObject,
-    PlaceholderClass,
+    PlaceholderMetaclass,
     fault_text_of_exception,
     is_class_of_plain_data,
 )
@@ -58,7 +58,7 @@ class PlainContents(NamedTuple):
 
 @dataclass(frozen=True)
 class FileContents:
-    """What a file holds."""
+    """A checkpoint file as it was read: its format, its unpickled content, and what unpickling by torch would call."""
 
     path: Path
     format: str  # "torch archive", "torch before 1.6", "pickle" or "safetensors"
@@ -97,7 +97,7 @@ class _PlainReader:
         """Return a value of the file as tensors and plain values."""
         if depth > MAX_DEPTH:
             raise CheckpointError(f"{self.path} holds values nested deeper than {MAX_DEPTH}; it is not read")
-        if isinstance(value, PlaceholderClass):
+        if isinstance(value, PlaceholderMetaclass):
             self.left_out.append((place, value.name))
             return None
         if isinstance(value, Tensor):
@@ -240,6 +240,7 @@ def _class_name(value: Any) -> str:
 
 
 def _form_of_value_text(value: Any) -> str:
+    """Return what a value has become, in words: a dict, a list, text, a plain tensor."""
     names = {dict: "a dict", OrderedDict: "a dict", list: "a list", str: "text", set: "a set", bool: "a bool"}
     if isinstance(value, Tensor):
         return "a plain parameter" if isinstance(value, torch.nn.Parameter) else "a plain tensor"
@@ -341,9 +342,9 @@ def open_checkpoint(path: Path) -> FileContents:
         if not head.startswith(b"\x80"):
             raise CheckpointError(f"{path} is not a checkpoint: it is neither an archive nor a pickle")
         require_readable_in_bounded_child(
-            lambda: _read_format_content_and_calls(path, "meta"), path.stat().st_size
+            lambda: _read_legacy_file_or_pickle(path, "meta"), path.stat().st_size
         )
-        return FileContents(path, *_read_format_content_and_calls(path, "cpu"))
+        return FileContents(path, *_read_legacy_file_or_pickle(path, "cpu"))
     raise AssertionError
 
 
@@ -411,7 +412,7 @@ def _read_archive_member(path: Path, archive: zipfile.ZipFile, name: str) -> byt
         ) from None
 
 
-def _read_format_content_and_calls(path: Path, device: str) -> tuple[str, Any, list[str]]:
+def _read_legacy_file_or_pickle(path: Path, device: str) -> tuple[str, Any, list[str]]:
     """Read what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else.
 
     Returns the format, what the pickle holds, and what it would call. The device "meta" leaves the bytes unread.

@@ -48,7 +48,7 @@ class NotPickled(ValueError):
     """The bytes are not a pickle that a checkpoint may be; the message completes "the file cannot be read: ..."."""
 
 
-class PlaceholderClass(type):
+class PlaceholderMetaclass(type):
     """Class of the classes that stand for what a file names, a class or a function: nothing is imported.
 
     `builder` makes plain data or a tensor of the arguments of a call; without one a call is noted in `calls`.
@@ -62,7 +62,7 @@ class PlaceholderClass(type):
         return cls.__new__(cls, *arguments, **keywords)  # type: ignore[arg-type]
 
 
-class OpaqueObject(metaclass=PlaceholderClass):
+class OpaqueObject(metaclass=PlaceholderMetaclass):
     """An object that only calling `name` would make, and what pickle gives it."""
 
     name = "object"
@@ -78,11 +78,11 @@ class OpaqueObject(metaclass=PlaceholderClass):
             return cls.builder(*arguments)
         if not is_class_of_plain_data(cls.name):
             cls.calls[cls.name] = None
-        return cls.from_call(cls.name, arguments)
+        return cls.make_without_noting_call(cls.name, arguments)
 
     @classmethod
-    def from_call(cls, name: str, arguments: tuple[Any, ...]) -> OpaqueObject:
-        """Return the placeholder of an object without a trace among the calls."""
+    def make_without_noting_call(cls, name: str, arguments: tuple[Any, ...]) -> OpaqueObject:
+        """Return the placeholder of an object that a call would make; the call is not noted."""
         made: OpaqueObject = object.__new__(cls)
         made.name, made.arguments = name, arguments
         made.state = made.value = made.receive = None

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.checkpoints.reader.placeholders import NotPickled, OpaqueObject, PlaceholderClass
+from ampcompare.checkpoints.reader.placeholders import NotPickled, OpaqueObject, PlaceholderMetaclass
 
 STORAGES = {
     "DoubleStorage": torch.float64,
@@ -53,6 +53,8 @@ BYTES_PER_SECOND = 10e6  # of a slow disk
 
 
 class _Unpickler(pickle.Unpickler):
+    """Unpickles without running what a file names: only plain data and tensors are made, placeholders for all else."""
+
     def __init__(self, file: IO[bytes], persistent: Callable[[Any], Any] | None) -> None:
         super().__init__(file, encoding="latin1")  # texts of Python 2, and the bytes of its arrays
         self.persistent = persistent
@@ -64,7 +66,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype | torch.qscheme):
             return kind
         if full not in self.globals:
-            self.globals[full] = PlaceholderClass(
+            self.globals[full] = PlaceholderMetaclass(
                 full, (OpaqueObject,), {"name": full, "builder": BUILDERS.get(full), "calls": self.calls}
             )
         return self.globals[full]
@@ -133,7 +135,7 @@ def parse_storage_key_type_and_count(identity: Any) -> tuple[str, torch.dtype, i
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         raise NotPickled("it refers to something outside that is not a storage")
     kind = identity[1]  # such as `torch.cuda.HalfStorage`
-    name = kind.name.rpartition(".")[2] if isinstance(kind, PlaceholderClass) else type(kind).__name__
+    name = kind.name.rpartition(".")[2] if isinstance(kind, PlaceholderMetaclass) else type(kind).__name__
     if name not in STORAGES:
         raise NotPickled(f"a storage is a {name}")
     return str(identity[2]), STORAGES[name], int(identity[4])
@@ -187,7 +189,7 @@ def _make_parameter_with_attributes(data: Any, grad: Any, hooks: Any, state: Any
 def _make_tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """Return a tensor of a class of its own, or with attributes of its own, as a plain one; the class is noted."""
     made = function(*arguments)
-    name = kind.name if isinstance(kind, PlaceholderClass) else type(kind).__name__
+    name = kind.name if isinstance(kind, PlaceholderMetaclass) else type(kind).__name__
     if name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
         return _wrap_as_opaque_object(made, name)
     return _wrap_as_opaque_object(made, f"{name} with attributes") if state else made
@@ -197,7 +199,7 @@ def _wrap_as_opaque_object(value: Any, class_name: str) -> Any:
     """Return what stands for an object whose class is read as another: `value` is what it was read as."""
     if isinstance(value, OpaqueObject):
         return value
-    holder = OpaqueObject.from_call(class_name, ())
+    holder = OpaqueObject.make_without_noting_call(class_name, ())
     holder.value = value
     return holder
 
@@ -214,7 +216,7 @@ def _make_quantized_tensor(
     view = _make_tensor(storage, offset, shape, stride)  # checks that it lies within the storage
     kind = getattr(torch, QUANTIZED[storage.dtype], None)
     if kind is None or storage.device.type == "meta":
-        return OpaqueObject.from_call("torch._utils._rebuild_qtensor", ())
+        return OpaqueObject.make_without_noting_call("torch._utils._rebuild_qtensor", ())
     scheme, *values = quantizer
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both types are deprecated, and a file may hold them all the same
@@ -241,7 +243,7 @@ class DequePlaceholder(list[Any]):
 
 def _make_numpy_dtype_placeholder(*arguments: Any) -> Any:
     code = arguments[0]
-    made = OpaqueObject.from_call("numpy.dtype", arguments)
+    made = OpaqueObject.make_without_noting_call("numpy.dtype", arguments)
     if isinstance(code, str) and re.fullmatch("[fiub][1248]|c8|c16", code):
         made.value = numpy.dtype(code)
         made.receive = _set_byte_order
@@ -255,7 +257,7 @@ def _set_byte_order(placeholder: OpaqueObject, state: Any) -> None:
 
 def _make_numpy_scalar(kind: Any, data: Any) -> Any:
     if kind.value is None or len(data) != kind.value.itemsize:
-        return OpaqueObject.from_call("numpy.scalar", (kind, data))
+        return OpaqueObject.make_without_noting_call("numpy.scalar", (kind, data))
     return _wrap_as_opaque_object(
         numpy.frombuffer(_text_to_bytes(data), kind.value)[0].item(), f"numpy.{kind.value.name}"
     )
@@ -263,7 +265,7 @@ def _make_numpy_scalar(kind: Any, data: Any) -> Any:
 
 def _make_numpy_array_placeholder(*arguments: Any) -> Any:
     """Return what stands for an array, empty until its state comes; it is carried as a tensor."""
-    made = OpaqueObject.from_call("numpy.ndarray", ())
+    made = OpaqueObject.make_without_noting_call("numpy.ndarray", ())
     made.receive = _fill_numpy_array
     return made
 

@@ -18,7 +18,7 @@ MAX_READS = 32  # steps that only read `data`, each of which makes the guard wai
 
 
 class WeightsApart(Detector):
-    """Weights of a model, or their masters, that something other than the step of their optimizer has written.
+    """Weights of a model, or their masters, that something other than the step of their optimizer has made differ.
 
     A write is seen by the version of a tensor; by its bits where the script accessed its `data`, and by the version of
     what it keeps of that. What is put back before the next step is none.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Guard:
-    """The text of one guard."""
+    """One guard in words: the mistake that it watches for, why that matters, and what to write instead."""
 
     name: str  # in messages and in the documentation
     mistake: str  # what the script does

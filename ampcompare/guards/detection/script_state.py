@@ -37,7 +37,7 @@ class EnteredAutocast:
 
 @dataclass
 class ScriptState:
-    """The state of the script."""
+    """What the detectors know of the script that they watch: its passes, steps, scalers, blocks and autocasts."""
 
     backwards: int = 0  # passes so far; one inside another does not count
     attempts: int = 0  # steps requested so far, skipped ones included

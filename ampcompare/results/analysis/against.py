@@ -142,6 +142,7 @@ def judge_new_results(
 
 
 def _answer_of_verdict(verdict: Verdict, new_share: float, old_share: float) -> Answer:
+    """Return the answer that a verdict comes to: no worse, worse, or cannot tell."""
     if verdict.kind in KEPT:
         return "no worse"
     if verdict.kind == "diverged" and old_share >= new_share:  # the old runs are no better in that

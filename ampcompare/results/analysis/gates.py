@@ -20,7 +20,7 @@ from ampcompare.results.analysis.pairing.learning import learned_nothing_verdict
 from ampcompare.results.analysis.pairing.pairs import (
     Pairing,
     pairs_by_seed,
-    pairs_by_seed_or_first,
+    pairs_by_seed_or_with_first,
     surviving_and_common_seed_counts,
 )
 from ampcompare.results.analysis.pairing.scores import final_metric_value
@@ -303,7 +303,7 @@ def _gate_value_reason_and_is_skipped(
             False,
         )
     # by seed where possible; a baseline of other seeds is still a baseline
-    pairs = pairs_by_seed_or_first(here, there)
+    pairs = pairs_by_seed_or_with_first(here, there)
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
     pairing = Pairing(here, there, pairs, same_software)

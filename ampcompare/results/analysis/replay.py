@@ -45,7 +45,7 @@ OF_MODULES = 8.0  # errors of a module that those of a whole step are at most, w
 
 @dataclass(frozen=True)
 class ReplayFinding:
-    """What is not noise.
+    """A difference of a module between two replays that is not noise of rounding.
 
     Attributes:
         module: its name; `(batch)`, `(loss)`, `(gradients)` and the optimizer in parentheses are no modules.
@@ -68,7 +68,7 @@ class ReplayFinding:
 
     @property
     def finding_text(self) -> str:
-        """It in words."""
+        """Return the finding in words: the module, what differs, by how much, and the first operation."""
         return self._text_without_operation + (f", from {self.operation} on" if self.operation else "")
 
     @property
@@ -112,7 +112,7 @@ def _module_and_kind_text(finding: ReplayFinding) -> str:
 
 @dataclass(frozen=True)
 class ReplayJudgment:
-    """What a replay found.
+    """Whether a change of torch, settings or script does more to one step than noise, and in which modules.
 
     Attributes:
         findings: the lowest modules that differ, in the order of the step, the heaviest part first.

@@ -150,7 +150,7 @@ def _read_source(source: Path | TextIO | str, name: str) -> str:
 
 
 def _full_scale_if_shares(values: Sequence[float], name: str) -> float | None:
-    """Return 1 if accuracies are shares of 1, and None if they are percentages.
+    """Return the value of a perfect score: 1 if accuracies are shares of 1; None, for 100, if they are percentages.
 
     Raises:
         RecordError: they are neither.

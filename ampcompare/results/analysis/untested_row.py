@@ -16,7 +16,7 @@ from ampcompare.results.analysis.pairing.pairs import (
     Pair,
     Pairing,
     completed_or_diverged_runs,
-    pairs_by_seed_or_first,
+    pairs_by_seed_or_with_first,
 )
 from ampcompare.results.analysis.pairing.scores import metric_of_runs
 from ampcompare.results.records.comparison import ArmSummary
@@ -51,7 +51,7 @@ def untested_row(arm: str, pairing: Pairing) -> ArmSummary:
         metric_sd=_sd_if_known(finals),
         metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
         peak_bytes=_largest_peak_of_memory(ran),
-        metric_correlation=_metric_correlation(pairs),
+        metric_correlation=_metric_correlation_with_reference(pairs),
         equal_numbers=list(
             dict.fromkeys(place for record in done if record.script for place in record.script.equal_numbers)
         ),
@@ -69,7 +69,7 @@ def untested_row(arm: str, pairing: Pairing) -> ArmSummary:
 
 def memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
-    pairs = pairs_by_seed_or_first(
+    pairs = pairs_by_seed_or_with_first(
         completed_or_diverged_runs(pairing.arm), completed_or_diverged_runs(pairing.reference)
     )
     here, there = (
@@ -110,7 +110,7 @@ def _startup_seconds(record: RunRecord) -> float | None:
     return record.processes.start_seconds if record.processes else record.summary.start_seconds
 
 
-def _metric_correlation(pairs: Sequence[Pair]) -> float | None:
+def _metric_correlation_with_reference(pairs: Sequence[Pair]) -> float | None:
     """Return how far the values of two arms move together over seeds; it is what pairing gains."""
     known = []
     for arm, reference in pairs:
@@ -124,6 +124,7 @@ def _metric_correlation(pairs: Sequence[Pair]) -> float | None:
 
 
 def _status_text(records: Sequence[RunRecord]) -> str:
+    """Return in words how many runs of an arm completed, diverged or failed."""
     if not records:
         return "not run"
     words = []

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from ampcompare.base.notebook_display import ShownInNotebook
-from ampcompare.results.records.document import ArmLabel, FrozenRecord, Number, read_model
+from ampcompare.results.records.document import ArmLabel, FrozenRecord, Number, read_validated_json
 from ampcompare.results.records.evaluation import PrecisionRow
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.run import RunRecord
@@ -423,5 +423,5 @@ def _row_as_text(row: ArmSummary, reference: str, metric: Metric) -> str:
 
 
 def read_comparison(path: Path) -> Comparison:
-    """Read a `report.json`; errors are those of `read_model`."""
-    return read_model(path, Comparison, "comparison")
+    """Read a `report.json`; errors are those of `read_validated_json`."""
+    return read_validated_json(path, Comparison, "comparison")

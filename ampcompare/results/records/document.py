@@ -87,12 +87,14 @@ def json_with_checksum(record: FrozenRecord) -> str:
     return dump_json({**values, "checksum": record_checksum(values)})
 
 
-def read_model(path: Path, model: type[Stored], what: str) -> Stored:
-    """Read a file that holds one `model`, called `what` in messages; errors as of `read_model_and_plain_content`."""
-    return read_model_and_plain_content(path, model, what)[0]
+def read_validated_json(path: Path, model: type[Stored], what: str) -> Stored:
+    """Read a JSON file as an object of a pydantic class, which messages call `what`."""
+    return read_validated_and_plain_json(path, model, what)[0]
 
 
-def read_model_and_plain_content(path: Path, model: type[Stored], what: str) -> tuple[Stored, dict[str, Any]]:
+def read_validated_and_plain_json(
+    path: Path, model: type[Stored], what: str
+) -> tuple[Stored, dict[str, Any]]:
     """Read a file that holds one record, and return its plain content as well.
 
     Args:

@@ -63,7 +63,7 @@ class WatchedFirstSteps(FrozenRecord):
 
 
 class ArmOutlook(FrozenRecord):
-    """What is to be expected of one arm."""
+    """What the first steps tell of the whole training of one arm: what will be lost, where, and what helps."""
 
     arm: str
     word: Word

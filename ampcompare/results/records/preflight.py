@@ -33,7 +33,7 @@ class ArmTrial(FrozenRecord):
 
 
 class Preflight(FrozenRecord):
-    """What was seen, of the reference where it does not say which arm."""
+    """What a few steps of each arm before all cells have shown; of the reference where it does not say which arm."""
 
     arms: dict[ArmLabel, ArmTrial] = Field({}, description="by the label of a row")
     untried: list[str] = Field([], description="rows for which the time did not last")
@@ -126,7 +126,7 @@ class Preflight(FrozenRecord):
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
         lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
         lines += [f"  {format_few_names(arms)}: {text}" for text, arms in self.remarks.items()]
-        lines += self._lost_loss_lines(trained)
+        lines += self._nonfinite_loss_lines(trained)
         if self.copies:
             lines.append(f"  {self.identical_seeds_sentence}")
         for name, value in self.metrics.items():
@@ -149,7 +149,8 @@ class Preflight(FrozenRecord):
         return [*lines, *self._cost_lines(labels)]
 
     @staticmethod
-    def _lost_loss_lines(trained: Mapping[str, ArmTrial]) -> list[str]:
+    def _nonfinite_loss_lines(trained: Mapping[str, ArmTrial]) -> list[str]:
+        """Return a line for each step at which the loss of some arms is not finite."""
         arms: dict[int, list[str]] = {}
         for arm, trial in trained.items():
             if trial.lost_loss_at is not None:

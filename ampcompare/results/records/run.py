@@ -18,7 +18,7 @@ from ampcompare.results.records.document import (
     FrozenRecord,
     Number,
     SchemaNumber,
-    read_model,
+    read_validated_json,
 )
 from ampcompare.results.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.results.records.ledger import Ledger
@@ -323,7 +323,7 @@ class ScriptFacts(FrozenRecord):
         return {**values, "equal_numbers": [match["place"] for match in found if match]}
 
 
-def lost_statistics_text(layers: Sequence[str]) -> str:
+def nonfinite_statistics_text(layers: Sequence[str]) -> str:
     """Return what has happened to layers whose running statistics are not finite, in words."""
     return (
         f"running statistics of {format_few_names(layers)} are not finite, though the weights are: a forward pass "
@@ -336,7 +336,7 @@ def script_fault_remarks(record: "RunRecord") -> list[str]:
     if record.script is None:
         return []
     lost = record.script.lost_statistics if record.status != "diverged" else []
-    return [*record.script.remarks, *([lost_statistics_text(lost)] if lost else [])]
+    return [*record.script.remarks, *([nonfinite_statistics_text(lost)] if lost else [])]
 
 
 class RunRecord(ShownInNotebook, FrozenRecord):
@@ -444,5 +444,5 @@ class RunRecord(ShownInNotebook, FrozenRecord):
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read the record of a cell; errors are those of `read_model`."""
-    return read_model(path, RunRecord, "run record")
+    """Read the record of a cell; errors are those of `read_validated_json`."""
+    return read_validated_json(path, RunRecord, "run record")

@@ -72,7 +72,7 @@ def document_of(result: Any, logs: Mapping[str, str] | None = None) -> Document:
 
 @dataclass(frozen=True)
 class Format:
-    """A format.
+    """A format of reports: the class that makes it, its file in a run directory, and the packages that it needs.
 
     Attributes:
         implementation: module and class of its `Reporter`, as `module:Class`.

@@ -366,7 +366,7 @@ def verdict_cell(verdict: Verdict, longest: int = 60) -> Cell:
     return Cell(printable_line(str(verdict), longest) or "-", verdict_tone(verdict), badge=bool(verdict))
 
 
-def state_cell(state: str) -> Cell:
+def run_state_cell(state: str) -> Cell:
     """Return a cell of what became of a run; only what is not as planned is a badge."""
     return Cell(state, STATES.get(state, ""), badge=state != "completed")
 

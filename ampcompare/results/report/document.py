@@ -231,8 +231,8 @@ class Section:
         return self.content() if callable(self.content) else self.content
 
     @property
-    def has_undrawn_figures_only(self) -> bool:
-        """Whether its figures have nothing to draw, and say why."""
+    def has_only_empty_figures(self) -> bool:
+        """Whether all its blocks are figures that have nothing to draw, and say why."""
         return all(isinstance(block, Figure) and getattr(block.data, "sentence", "") for block in self.blocks)
 
     @property
@@ -282,7 +282,7 @@ class Document:
             names, mark = entry.rstrip("+*!?"), entry[-1]
             names, _, most = names.partition(":")
             name = next((name for name in names.split("|") if name in known and known[name].blocks), None)
-            if name is not None and not (mark == "?" and known[name].has_undrawn_figures_only):
+            if name is not None and not (mark == "?" and known[name].has_only_empty_figures):
                 section = known.pop(name)
                 blocks = section.blocks[: int(most) if most else None]
                 fold = _word_for_open_or_closed(mark, blocks) or section.fold

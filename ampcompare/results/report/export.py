@@ -46,9 +46,13 @@ class Exporter(abc.ABC):
 
 # The class of each, the package that it imports, and what pip calls that.
 TRACKERS = {
-    "tensorboard": ("ampcompare.results.report.tensorboard:EventFiles", "tensorboard", "tensorboard"),
-    "wandb": ("ampcompare.results.report.wandb_runs:WandbRuns", "wandb", "wandb"),
-    "mlflow": ("ampcompare.results.report.mlflow_runs:MlflowRuns", "mlflow", "mlflow-skinny"),
+    "tensorboard": (
+        "ampcompare.results.report.tensorboard:TensorBoardExporter",
+        "tensorboard",
+        "tensorboard",
+    ),
+    "wandb": ("ampcompare.results.report.wandb_runs:WandbExporter", "wandb", "wandb"),
+    "mlflow": ("ampcompare.results.report.mlflow_runs:MlflowExporter", "mlflow", "mlflow-skinny"),
 }
 
 

@@ -17,7 +17,7 @@ MAX_TEXT = 500
 RETRIES = 2
 
 
-class MlflowRuns(Exporter):
+class MlflowExporter(Exporter):
     """Writes a run per record, at the times at which it trained, into the experiment that is named like the project.
 
     The folder is a store of files; a server is used instead where MLFLOW_TRACKING_URI is set.

@@ -21,7 +21,7 @@ MAX_NAME = 80
 SUFFIX = ".ampcompare"
 
 
-class EventFiles(Exporter):
+class TensorBoardExporter(Exporter):
     """Keeps a folder of event files up to date with a comparison: what TensorBoard is pointed to with `--logdir`."""
 
     def __init__(self, folder: Path, note: Callable[[str], None], project: str = "") -> None:

@@ -10,7 +10,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import Exporter, points_of_record
 
 
-class WandbRuns(Exporter):
+class WandbExporter(Exporter):
     """Writes a run per record, in a project; `wandb sync` uploads what was written offline.
 
     The id of a run is that of the cell and its start, so that a run that is uploaded twice is one run.

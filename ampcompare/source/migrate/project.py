@@ -46,7 +46,7 @@ OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP
 
 @dataclass(frozen=True)
 class FileMigration(ShownInNotebook):
-    """The result for a file.
+    """What `migrate` makes of one file: its rewritten text with findings, or why it was not read.
 
     Attributes:
         path: of the file.

@@ -126,7 +126,7 @@ SHARDS = (
 
 
 class ApexUseRewriter:
-    """Rewrites single uses.
+    """Rewrites single uses of Apex outside of its core: optimizers, layers, DistributedDataParallel, decorators.
 
     Args:
         torch: the name by which the module knows torch.
@@ -151,7 +151,7 @@ class ApexUseRewriter:
         self._fused_for = fused_for
         self._switches = apex_names_rebound_by_choice(module, names)
         self._by_name: dict[str, Callable[[ast.Name | ast.Attribute], bool]] = {
-            "apex.amp": self._answer_question,
+            "apex.amp": self._answer_availability_question,
             "apex.fp16_utils.to_python_float": self._rewrite_to_python_float,
             "apex.fp16_utils.network_to_half": self._rewrite_half_evaluation,
             "apex.fp16_utils.convert_network": self._rewrite_half_evaluation,
@@ -204,7 +204,7 @@ class ApexUseRewriter:
         stars = [full.partition(".")[0] in APEX for _, alias, full in imports if alias.name == "*"]
         return True in stars and False in stars[stars.index(True) :]
 
-    def _answer_question(self, node: ast.Name | ast.Attribute) -> bool:
+    def _answer_availability_question(self, node: ast.Name | ast.Attribute) -> bool:
         """Answer where `apex.amp` is only asked whether it is there."""
         if not is_only_tested_for_presence(self._module, node):
             return False
@@ -227,7 +227,8 @@ class ApexUseRewriter:
             self._add_note(node, f"{meaning} stays: {why}, and current Apex still has it")
         return False
 
-    def _find_call_with_function(self, node: ast.AST) -> ast.Call | None:
+    def _find_call_of_function(self, node: ast.AST) -> ast.Call | None:
+        """Return the call whose function a node is; None where it is used otherwise."""
         parent = self._module.parent(node)
         return parent if isinstance(parent, ast.Call) and parent.func is node else None
 
@@ -263,7 +264,7 @@ class ApexUseRewriter:
         name = twin.rpartition(".")[2]
         if name in self._asked and not is_only_used_as_type(self._module, node):
             raise UnsureRewrite(node, ASKED_FOR.format(self._asked[name], name))
-        call = self._find_call_with_function(node)
+        call = self._find_call_of_function(node)
         if twin == DDP and not is_only_used_as_type(self._module, node):
             for call_of_method, _ in self._module.method_calls(*ACCUMULATING):
                 raise UnsureRewrite(call_of_method, ACCUMULATION.format(last_name(call_of_method.func)))
@@ -291,7 +292,7 @@ class ApexUseRewriter:
                 raise UnsureRewrite(each.value, f"{twin} has no option {each.arg}")
 
     def _rewrite_process_group(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._find_call_with_function(node)
+        call = self._find_call_of_function(node)
         size = None if call is None else argument(call, "group_size", 0)
         if call is None or size is None:
             raise UnsureRewrite(node, "create_syncbn_process_group is passed as a value")
@@ -310,7 +311,7 @@ class ApexUseRewriter:
     # layers and optimizers
 
     def _rewrite_rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._find_call_with_function(node)
+        call = self._find_call_of_function(node)
         if isinstance(self._module.parent(node), ast.ClassDef):
             self._add_note(node, "FusedRMSNorm is a base class here; it stays, and current Apex still has it")
             return False
@@ -328,7 +329,7 @@ class ApexUseRewriter:
     # amp
 
     def _rewrite_amp_use(self, node: ast.Name | ast.Attribute, what: str) -> bool:
-        call = self._find_call_with_function(node)
+        call = self._find_call_of_function(node)
         if what == "disable_casts" and call is not None:
             self._edits.replace(call, f'{self._torch}.autocast("cuda", enabled=False)')
             return True
@@ -375,7 +376,7 @@ class ApexUseRewriter:
         return f"{CAST}({self._torch}.{dtype}{', autocast=False' * in_torch})"
 
     def _rewrite_decorator(self, node: ast.Name | ast.Attribute, dtype: str) -> bool:
-        call = self._find_call_with_function(node)
+        call = self._find_call_of_function(node)
         if call is not None and len(call.args) == 1 and not call.keywords:
             self._edits.replace(node, self._input_casting_expression(node, dtype))
             return True
@@ -392,7 +393,7 @@ class ApexUseRewriter:
         raise UnsureRewrite(node, "the decorator is passed as a value")
 
     def _rewrite_to_python_float(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._find_call_with_function(node)
+        call = self._find_call_of_function(node)
         if call is None or len(call.args) != 1 or call.keywords:
             raise UnsureRewrite(node, "to_python_float is passed as a value; use t.item() instead")
         text = self._module.source(call.args[0])
@@ -402,7 +403,7 @@ class ApexUseRewriter:
 
     def _rewrite_optimizer(self, node: ast.Name | ast.Attribute, name: str) -> bool:
         """Rewrite a use of a fused optimizer; return False where it stays."""
-        call, twin = self._find_call_with_function(node), OPTIMIZERS[name]
+        call, twin = self._find_call_of_function(node), OPTIMIZERS[name]
         if stays := self._why_optimizer_stays(node, name):
             self._add_note(node, stays)
             return False
@@ -472,7 +473,7 @@ class ApexUseRewriter:
         for use in walk(module.tree if chosen.id in scope.globals else scope.function or module.tree):
             if not isinstance(use, ast.Name) or use.id != chosen.id or not isinstance(use.ctx, ast.Load):
                 continue
-            call = self._find_call_with_function(use)
+            call = self._find_call_of_function(use)
             given = None if call is None or len(call.args) > 2 else arguments(call, ("params", "lr"))
             if given is None or not given.keys() <= allowed:
                 raise UnsureRewrite(
@@ -530,7 +531,7 @@ class ApexUseRewriter:
     def _initializes_at_o2_or_o3(self) -> bool:
         """Return whether the module initializes at O2 or O3, whose weights take half the memory."""
         calls = [
-            self._find_call_with_function(use)
+            self._find_call_of_function(use)
             for use, meaning in self._names.uses
             if meaning == "apex.amp.initialize"
         ]
@@ -540,7 +541,7 @@ class ApexUseRewriter:
     def _rewrite_half_evaluation(self, node: ast.Name | ast.Attribute) -> bool:
         """Let a model run under autocast instead of in fp16; return False where that is not sure to be the same."""
         module, statement = self._module, self._module.statement_around(node)
-        call = self._find_call_with_function(node)
+        call = self._find_call_of_function(node)
         attributes = {each.attr for each in module.nodes if isinstance(each, ast.Attribute)}
         if call is None or not call.args or call.keywords or attributes & {*TRAINING, "DataParallel"}:
             return False

@@ -23,7 +23,7 @@ from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.read.apex_guards import (
     answer_apex_availability_with_yes,
     is_table_of_loaded_modules,
-    places_taking_apex_by_text,
+    places_taking_apex_by_string,
     simplify_constant_conditions,
 )
 from ampcompare.source.migrate.read.early_names import (
@@ -119,7 +119,7 @@ OLDER = (
 
 @dataclass(frozen=True)
 class Migration:
-    """The result for a module.
+    """What `migrate` makes of the text of a module: the new text, with findings on what changes and what stays.
 
     Attributes:
         whole: whether the core of `apex.amp`, if the module has any, is rewritten.
@@ -234,7 +234,7 @@ def _migrate_without_apex_names(
             findings.append(Finding.of_node(call, BY_HAND, MAY_BE_APEX.format(call.func.attr)))
     findings += [
         Finding.of_node(each, BY_HAND, TAKEN_BY_TEXT.format(name))
-        for each, name in places_taking_apex_by_text(module)
+        for each, name in places_taking_apex_by_string(module)
         if is_table_of_loaded_modules(each.value if isinstance(each, ast.Subscript) else each)
     ]
     if not findings and not ignores_other_files:

@@ -22,7 +22,7 @@ def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
         return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
     verdict = "ampcompare.results.analysis.inference.verdict"
-    monkeypatch.setattr(f"{verdict}.pairs_to_settle", lambda *_, **__: None)
+    monkeypatch.setattr(f"{verdict}.total_pairs_to_settle", lambda *_, **__: None)
     for test in (p_values, t_interval, margin_test_interval):
         monkeypatch.setattr(f"{verdict}.{test.__name__}", cache(test))
     monkeypatch.setattr("statistics.variance", variance)

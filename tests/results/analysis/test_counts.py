@@ -15,7 +15,7 @@ from ampcompare.results.analysis.inference.effect import (
     p_values,
     paired_effect,
 )
-from ampcompare.results.analysis.inference.terms import standard_error_against_margin
+from ampcompare.results.analysis.inference.terms import standard_error_for_relative_margin
 from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 from tests.covering import covering
 
@@ -35,7 +35,9 @@ def _effect_of(differences: tuple[int, ...]) -> Effect:
     reference = [324 / IMAGES] * len(differences)
     arm = [one + difference / IMAGES for one, difference in zip(reference, differences, strict=True)]
     effect = paired_effect(arm, reference, least_spread_of_accuracies(IMAGES), is_rounded=True)
-    return replace(effect, margin_error=standard_error_against_margin(arm, reference, 0.0), step=1 / IMAGES)
+    return replace(
+        effect, margin_error=standard_error_for_relative_margin(arm, reference, 0.0), step=1 / IMAGES
+    )
 
 
 def test_eight_arms_with_equal_counts_are_equivalent() -> None:

@@ -22,9 +22,9 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import StepRecord
 from ampcompare.results.report import export
 from ampcompare.results.report.export import make_exporter
-from ampcompare.results.report.mlflow_runs import MlflowRuns
-from ampcompare.results.report.tensorboard import EventFiles, run_name
-from ampcompare.results.report.wandb_runs import WandbRuns
+from ampcompare.results.report.mlflow_runs import MlflowExporter
+from ampcompare.results.report.tensorboard import TensorBoardExporter, run_name
+from ampcompare.results.report.wandb_runs import WandbExporter
 from ampcompare.testing import make_comparison, make_record
 
 TAGS = {
@@ -75,7 +75,9 @@ def test_arms_have_the_same_tags(tmp_path: Path) -> None:
     plain, scaled = make_record("fp32", 3, top1=0.4), make_record("apex:O2", 3, top1=0.5)
     _lay(tmp_path / "run", plain, [_step(number, scale=None) for number in range(4)])
     _lay(tmp_path / "run", scaled, [_step(n, scale=2.0 ** (16 - n), applied=n != 1) for n in range(4)])
-    EventFiles(tmp_path / "tb", pytest.fail).export_records(_compared([plain, scaled]), tmp_path / "run")
+    TensorBoardExporter(tmp_path / "tb", pytest.fail).export_records(
+        _compared([plain, scaled]), tmp_path / "run"
+    )
     runs = {
         path.parent.relative_to(tmp_path / "tb").as_posix() for path in (tmp_path / "tb").rglob("*tfevents*")
     }
@@ -96,7 +98,7 @@ def test_a_cell_that_ran_again_replaces_its_file(tmp_path: Path) -> None:
     """Nothing is written twice for the same steps; newer ones replace the file, and a user's own file stays."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     record = make_record("fp32")
-    events, folder = EventFiles(tmp_path / "tb", pytest.fail), tmp_path / "tb" / "fp32" / "seed=0"
+    events, folder = TensorBoardExporter(tmp_path / "tb", pytest.fail), tmp_path / "tb" / "fp32" / "seed=0"
     _lay(tmp_path / "run", record, [_step(0, scale=None)])
     events.export_records(_compared([record]), tmp_path / "run")
     (before,) = folder.iterdir()
@@ -123,7 +125,9 @@ def test_a_run_that_failed_or_diverged_has_its_steps(tmp_path: Path) -> None:
     )
     path = _lay(tmp_path / "run", failed, [_step(0, scale=None), _step(1, scale=None, loss=math.nan)])
     path.write_text(path.read_text() + '{"step": 2, "ep')
-    EventFiles(tmp_path / "tb", pytest.fail).export_records(_compared([never, failed]), tmp_path / "run")
+    TensorBoardExporter(tmp_path / "tb", pytest.fail).export_records(
+        _compared([never, failed]), tmp_path / "run"
+    )
     assert [path.name for path in (tmp_path / "tb").iterdir()] == ["half"]
     values = _values(tmp_path / "tb" / "half" / "seed=0", "train/loss")
     assert values[0] == (0, 2.0)
@@ -138,7 +142,7 @@ def test_unreadable_steps_are_a_note(tmp_path: Path) -> None:
     path.write_text("nonsense\n" + path.read_text())
     _lay(tmp_path / "run", good, [_step(0, scale=None)])
     notes: list[str] = []
-    events = EventFiles(tmp_path / "tb", notes.append)
+    events = TensorBoardExporter(tmp_path / "tb", notes.append)
     for _ in range(2):
         events.export_records(_compared([good, bad]), tmp_path / "run")
     assert len(notes) == 1
@@ -204,7 +208,7 @@ def test_wandb_gets_settings_curves_and_summary(
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     notes: list[str] = []
-    exporter = WandbRuns(tmp_path / "out", notes.append, "mine")
+    exporter = WandbExporter(tmp_path / "out", notes.append, "mine")
     exporter.export_records(compared, tmp_path / "run")
     first, second = runs
     assert (first.given["name"], first.given["group"], first.given["mode"]) == (
@@ -311,7 +315,7 @@ def test_mlflow_gets_parameters_metrics_and_times(
     """With a stand-in: a run per record, at the times of the steps, and settings as parameters by their path."""
     stand_in_for_mlflow(monkeypatch)
     notes: list[str] = []
-    exporter = MlflowRuns(tmp_path / "out", notes.append, "mine")
+    exporter = MlflowExporter(tmp_path / "out", notes.append, "mine")
     exporter.export_records(compared, tmp_path / "run")
     client = Client.latest
     begin = 1767323045000
@@ -329,7 +333,7 @@ def test_mlflow_gets_parameters_metrics_and_times(
     assert notes[0] == "apex:O2, seed 3 is there already"
     assert exporter.destination == ""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    elsewhere = MlflowRuns(tmp_path / "out", notes.append, "mine")
+    elsewhere = MlflowExporter(tmp_path / "out", notes.append, "mine")
     assert (elsewhere.destination, Client.latest.uri) == ("http://127.0.0.1:9",) * 2
 
 
@@ -338,7 +342,7 @@ def test_an_export_that_breaks_off_leaves_no_half_run(
 ) -> None:
     """A run whose points did not arrive is deleted, so that the next export writes it."""
     stand_in_for_mlflow(monkeypatch)
-    exporter = MlflowRuns(tmp_path / "out", pytest.fail, "mine")
+    exporter = MlflowExporter(tmp_path / "out", pytest.fail, "mine")
     monkeypatch.setattr(Client, "log_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         exporter.export_records(compared, tmp_path / "run")

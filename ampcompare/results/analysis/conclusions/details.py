@@ -65,7 +65,7 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
     yield from sorted({f"{note}." for record in records for note in record.notes})
     yield from _early_end_and_rollback_sentences(rows, records)
     yield from _averaged_weights_sentences({row.arm: by_arm[row.arm] for row in rows}, metric)
-    yield from _metric_correlation_sentences(rows, reference, metric)
+    yield from _reference_correlation_sentences(rows, reference, metric)
     yield from _equal_loss_not_identical_sentences(by_arm, reference)
     yield from _cpu_16bit_arithmetic_sentences(records)
 
@@ -135,10 +135,10 @@ def _early_end_and_rollback_sentences(
             yield f"{event}: {', '.join(shown)}; the records say {detail}."
 
 
-def _metric_correlation_sentences(
+def _reference_correlation_sentences(
     rows: Sequence[ArmSummary], reference: str, metric: Metric
 ) -> Iterable[str]:
-    """Yield how far the values of the arms follow the reference's over seeds."""
+    """Yield how far the metric of each arm follows the reference's over seeds."""
     shown = [
         f"{row.arm} {row.metric_correlation:.2f}"
         for row in rows

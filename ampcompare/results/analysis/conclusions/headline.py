@@ -10,15 +10,15 @@ from ampcompare.results.analysis.conclusions.phrases import (
     difference_interval_text,
     memory_saving_text,
     names_text,
+    new_samples_caveat,
     non_gpu_timing_phrase,
     number_word,
     saved_memory_share,
     step_time_ratio_text,
-    validation_samples_caveat,
 )
 from ampcompare.results.analysis.conclusions.recommendation import (
     MIN_SAVING,
-    arms_doubted_by_equal_numbers,
+    arms_doubted_for_ranking_ties,
     recommended_arms,
 )
 from ampcompare.results.analysis.effects.quality import quality_effect
@@ -108,14 +108,14 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     if comparison.error_rate == 0 and comparison.look != 0:
         yield _why_no_verdicts(comparison)
     wide = why_margin_too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
-    tied = arms_doubted_by_equal_numbers(comparison.arms, comparison.reference, comparison.metric)
+    tied = arms_doubted_for_ranking_ties(comparison.arms, comparison.reference, comparison.metric)
     chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric, tied)[:1]
     rest = [row for row in rows if row not in chosen]
     # ties explain that metric and loss differ in opposite ways, and say nothing of the metric's direction
     yield from _metric_loss_contradiction_sentences(
         [row for row in rows if row.arm not in tied], comparison.metric
     )
-    yield from _sentences_on_equal_numbers(tied, comparison)
+    yield from _sentences_on_ranking_ties(tied, comparison)
     if wide:
         yield wide
     else:
@@ -133,7 +133,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
 def recommendation_sentence(row: ArmSummary, comparison: Comparison) -> str:
     """Return the recommendation of an arm, with what it keeps and what it saves."""
     reference, metric = comparison.reference, comparison.metric
-    samples = validation_samples_caveat([row], comparison)
+    samples = new_samples_caveat([row], comparison)
     if row.quality.kind == "better":
         kept = f"better {metric.quality_noun} than {reference} ({difference_interval_text(row, metric)}){samples}"
     elif row.quality.kind == "identical":
@@ -172,7 +172,7 @@ def _metric_loss_contradiction_sentences(rows: Sequence[ArmSummary], metric: Met
         )
 
 
-def _sentences_on_equal_numbers(tied: Mapping[str, Sequence[str]], comparison: Comparison) -> Iterable[str]:
+def _sentences_on_ranking_ties(tied: Mapping[str, Sequence[str]], comparison: Comparison) -> Iterable[str]:
     """Yield which differences of the metric may come from an evaluation that compares rounded numbers.
 
     Args:
@@ -343,7 +343,7 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
         f"; {names_text(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     )
     keep = naming.sentence_beginning([row.arm for row in rows], "keeps", "keep")
-    what = f"{comparison.reference}'s {metric.quality_noun}{validation_samples_caveat(tested, comparison)}"
+    what = f"{comparison.reference}'s {metric.quality_noun}{new_samples_caveat(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
 
 
@@ -366,7 +366,7 @@ def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: 
     if metric.quality_noun == "accuracy":
         how = f"{'more' if kind == 'better' else 'less'} accurate than"
     verb = "is" if len(rows) == 1 else "are"
-    return f"{names_text(parts)} {verb} {how} {comparison.reference}{validation_samples_caveat(rows, comparison)}."
+    return f"{names_text(parts)} {verb} {how} {comparison.reference}{new_samples_caveat(rows, comparison)}."
 
 
 def _sentences_on_undecided_arms(
@@ -497,7 +497,7 @@ def _gpu_memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> 
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""
 
 
-def _size_of_twins_change(records: Sequence[RunRecord]) -> str:
+def _twin_weight_change_text(records: Sequence[RunRecord]) -> str:
     """Return by how much a twin's weights are changed; those that a script holds in bf16 by their last place."""
     ledgers = [run.ledger for run in records if run.config.script is not None and run.ledger is not None]
     held = {kind for ledger in ledgers for group in ledger.groups for kind in group.weights}
@@ -527,7 +527,7 @@ def _sentence_on_twin_distance(
     is_equal = all(run.summary.metric_final == other.summary.metric_final for run, other in pairs)
     by = "no more than the rounding of its values, " * is_equal
     end = (
-        f"{comparison.reference} again from weights changed by {_size_of_twins_change(by_arm[twin])} differs by {by}"
+        f"{comparison.reference} again from weights changed by {_twin_weight_change_text(by_arm[twin])} differs by {by}"
         f"{metric.difference_text_with_unit(floor)}"
     )
     if not below:

@@ -17,7 +17,7 @@ from ampcompare.base.formatting import format_ranges
 from ampcompare.base.secrets.masking import hide_secrets_in_words
 from ampcompare.results.analysis.conclusions.phrases import names_text
 from ampcompare.results.analysis.conclusions.recommendation import (
-    arms_doubted_by_equal_numbers,
+    arms_doubted_for_ranking_ties,
     recommended_arms,
 )
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
@@ -93,7 +93,7 @@ def _all_next_steps(
     yield from _next_steps_after_failure(comparison, by_arm, command_line)
     if blocked:
         return
-    tied = arms_doubted_by_equal_numbers(comparison.arms, comparison.reference, comparison.metric)
+    tied = arms_doubted_for_ranking_ties(comparison.arms, comparison.reference, comparison.metric)
     for row in recommended_arms(rows, comparison.prefer, comparison.metric, tied)[:1]:
         if not by_arm[row.arm][0].config.parsed_arm.is_as_written:  # such as a script in another stack
             yield _next_step_to_explain_arm(

@@ -78,7 +78,7 @@ def number_word(number: int) -> str:
     return NUMBERS[number] if 0 < number < len(NUMBERS) else str(number)
 
 
-def validation_samples_caveat(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
+def new_samples_caveat(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
     """Return the caveat if a verdict on one of these rows does not extend beyond the validation samples."""
     open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
     noun = samples_noun(comparison.records)

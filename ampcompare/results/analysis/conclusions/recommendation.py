@@ -12,10 +12,10 @@ from ampcompare.settings.script import LOSS
 MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
 
 
-def arms_doubted_by_equal_numbers(
+def arms_doubted_for_ranking_ties(
     rows: Sequence[ArmSummary], reference: str, metric: Metric
 ) -> dict[str, list[str]]:
-    """Return the arms whose difference in quality may be that of a ranking of equal numbers, with its places.
+    """Return the arms whose difference in quality may come from ties in a ranking, with the places of these rankings.
 
     It may where an evaluation of the arm or of the reference compares 16-bit numbers of which many are equal. No
     number of seeds tells such a difference from one of the weights. A training loss is none of an evaluation.
@@ -69,7 +69,7 @@ def none_recommended_sentences(
     rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric
 ) -> Iterable[str]:
     """Yield why no arm is recommended; nothing where one is, or where there is none besides the reference."""
-    doubted = arms_doubted_by_equal_numbers(rows, reference, metric)
+    doubted = arms_doubted_for_ranking_ties(rows, reference, metric)
     rows, quality = [row for row in rows if row.arm != reference], metric.quality_noun
     if not rows or recommended_arms(rows, prefer, metric, doubted):
         return

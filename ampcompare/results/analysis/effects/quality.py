@@ -20,7 +20,7 @@ from ampcompare.results.analysis.inference.terms import (
     QualityMargin,
     Terms,
     resolve_margin,
-    standard_error_against_margin,
+    standard_error_for_relative_margin,
 )
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
@@ -127,7 +127,7 @@ def quality_effect(
     if not metric.is_count:
         return effect_in_spacings(effect, step)
     ours, theirs = values_of_pilot(arm, early), values_of_pilot(reference, early)
-    moved = standard_error_against_margin(ours, theirs, error_share) * sqrt(sum(early) / len(early))
+    moved = standard_error_for_relative_margin(ours, theirs, error_share) * sqrt(sum(early) / len(early))
     return replace(effect, margin_error=moved, step=step)
 
 

@@ -36,7 +36,7 @@ def upper_limit_of_spread(spread: float, freedom: float) -> float:
     return spread * math.sqrt(freedom / float(chdtri(freedom, POWER)))
 
 
-def pairs_to_settle(
+def total_pairs_to_settle(
     mean: float, spread: float, freedom: float, error: float, margin: float, alpha: float, *, practical: bool
 ) -> int | None:
     """Return how many pairs in all settle a comparison one way or the other with a power of 80 %; None if unknown.

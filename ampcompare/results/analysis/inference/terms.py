@@ -3,7 +3,7 @@
 The margin of the metric is a rule: a number, a share of the reference's errors, or standard deviations over seeds. What
 a rule computes from runs is itself uncertain, and the tests must still err in 5 % at most where the difference is
 exactly the margin. A margin in standard deviations therefore uses a lower limit of the spread, and one that is a share
-of the errors is tested with the error of both (`standard_error_against_margin`).
+of the errors is tested with the error of both (`standard_error_for_relative_margin`).
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def _value_in_margin_unit(value: float, metric: Metric) -> float:
     return 100 * math.log(value / metric.factor) if value > 0 else math.nan
 
 
-def standard_error_against_margin(
+def standard_error_for_relative_margin(
     arm: Sequence[float], reference: Sequence[float], error_share: float
 ) -> float:
     """Return the standard error of paired differences to a margin that may be a share of the reference's errors.

@@ -14,7 +14,7 @@ from ampcompare.results.analysis.inference.effect import (
     p_values,
     t_interval,
 )
-from ampcompare.results.analysis.inference.sample_size import pairs_to_settle, round_to_two_digits
+from ampcompare.results.analysis.inference.sample_size import round_to_two_digits, total_pairs_to_settle
 from ampcompare.results.records.comparison import Look
 from ampcompare.results.records.verdict import OPEN, Kind, Verdict
 
@@ -253,7 +253,7 @@ def _more_seeds_to_settle(effect: Effect, margin: Margin, alpha: float) -> int |
     if alpha <= 0:
         return None
     spread = effect.spread * max(1.0, (effect.margin_error or effect.error) / effect.error)
-    needed = pairs_to_settle(
+    needed = total_pairs_to_settle(
         effect.mean, spread, effect.freedom, effect.error, margin.size, alpha, practical=margin.practical
     )
     if needed is None:

@@ -89,7 +89,7 @@ def incomparable_time_verdict(pairing: Pairing) -> Verdict:
 
 def incomparable_memory_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
-    return _incomparable_verdict(pairing, quality_incomparable_reason, _unlike_machines_reason)
+    return _incomparable_verdict(pairing, quality_incomparable_reason, _unlike_timing_conditions_reason)
 
 
 def _incomparable_verdict(pairing: Pairing, *reasons: Callable[..., str]) -> Verdict:
@@ -134,7 +134,7 @@ def _incomparable_times_verdict(arm: RunRecord, reference: RunRecord, *, same_so
     conditions = (
         _too_many_skipped_steps_reason(arm.summary)
         or _too_many_skipped_steps_reason(reference.summary)
-        or _unlike_machines_reason(arm, reference, same_software=same_software)
+        or _unlike_timing_conditions_reason(arm, reference, same_software=same_software)
     )
     return (
         Verdict.because("not comparable", work)
@@ -162,7 +162,7 @@ def _too_many_skipped_steps_reason(summary: RunSummary) -> str:
     return f"{summary.skipped_steps} of {summary.num_steps} steps skipped"
 
 
-def _unlike_machines_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
+def _unlike_timing_conditions_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
     """Return how the conditions of two runs of the same work differ, as time and memory need them equal."""
     here, there = arm.device_kind, reference.device_kind
     same_software = same_software and arm.config.stack == reference.config.stack

@@ -14,7 +14,7 @@ from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_
 from ampcompare.results.analysis.pairing.scores import is_score, metric_of_runs
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import RunRecord, lost_statistics_text
+from ampcompare.results.records.run import RunRecord, nonfinite_statistics_text
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.script import LOSS
 
@@ -276,7 +276,7 @@ def _proven_divergence_cause_of_run(record: RunRecord) -> str:
     optimizer = record.config.recipe.optimizer
     lost = [] if record.script is None else record.script.lost_statistics
     if lost and summary.diverged_step:  # its losses were finite up to there
-        return f"{lost_statistics_text(lost)} ({NAN})"
+        return f"{nonfinite_statistics_text(lost)} ({NAN})"
     if (cause := _zero_eps_of_script_text(record)) and summary.first_nonfinite_loss_step != 0:
         return cause
     if summary.first_nonfinite_loss_step == 0:
@@ -292,7 +292,7 @@ def _proven_divergence_cause_of_run(record: RunRecord) -> str:
         name = "AdamW" if optimizer.name == "adamw" else "Adam"
         return f"{name}'s eps of {optimizer.eps:.0e} is 0 in fp16 ({EPS})"
     if lost:
-        return f"{lost_statistics_text(lost)} ({NAN})"
+        return f"{nonfinite_statistics_text(lost)} ({NAN})"
     if record.script is not None and summary.first_nonfinite_loss_step is None and summary.divergence:
         return f"{summary.divergence}, though all losses are finite"
     scale = summary.final_loss_scale

@@ -70,7 +70,7 @@ def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> l
     ]
 
 
-def pairs_by_seed_or_first(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
+def pairs_by_seed_or_with_first(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
     """Return pairs by seed or, where no seed is in common, every run with the first of the other side.
 
     That is enough to see whether all of them did the same work, because equality is transitive.

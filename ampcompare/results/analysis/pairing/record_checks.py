@@ -12,7 +12,7 @@ from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.results.analysis.pairing.seeding import key_of_run_start, why_seeds_are_one_run
 from ampcompare.results.records.comparison import SEEDS_ITSELF
-from ampcompare.results.records.document import read_model_and_plain_content, record_checksum
+from ampcompare.results.records.document import read_validated_and_plain_json, record_checksum
 from ampcompare.results.records.run import RunRecord
 
 
@@ -29,7 +29,7 @@ def read_checked_record(path: Path) -> RunRecord:
     Raises:
         RecordError: it cannot be read, or has a fault; the message names the file, what was read and what was expected.
     """
-    record, raw = read_model_and_plain_content(path, RunRecord, "run record")
+    record, raw = read_validated_and_plain_json(path, RunRecord, "run record")
     check_record(path, raw, record)
     return record
 

@@ -21,8 +21,8 @@ from ampcompare.results.report.columns import (
     engine_text_of_arm,
     is_emulated,
     metric_text_without_unit,
+    run_state_cell,
     short_arm_name,
-    state_cell,
     status_cell,
     step_time_cell,
     step_time_verdict_words,
@@ -67,7 +67,7 @@ def _verdict_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     word, detail = row.quality.word, verdict_detail_without_margin(row.quality)
     if not word:
         if row.failed and not row.has_completed:
-            return state_cell("failed")
+            return run_state_cell("failed")
         if is_reference(row, comparison):
             return Cell("reference", "muted")
         return Cell("not run", "muted", badge=True) if row.status == "not run" else Cell()
@@ -238,11 +238,11 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
         time,
         *its,
         memory,
-        *_texts_with_ranges_of_shares(ran),
+        *_texts_merged_to_percent_ranges(ran),
     ]
 
 
-def _texts_with_ranges_of_shares(texts: Sequence[str]) -> list[str]:
+def _texts_merged_to_percent_ranges(texts: Sequence[str]) -> list[str]:
     """Return texts in order of first appearance, those that differ in percentages alone as one, as of several seeds."""
     shares_by_rest: dict[str, list[list[str]]] = {}
     for text in texts:

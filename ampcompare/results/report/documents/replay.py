@@ -56,7 +56,7 @@ def _module_blocks(judgments: Sequence[ReplayJudgment]) -> list[Block]:
     for name, kind in names:
         here = [one.get(name) for one in found]
         before = max((one[0] for one in here if one), default=0.0)
-        cells = [_change_cell(one) for one in here]
+        cells = [_changed_error_cell(one) for one in here]
         bar = _text_bar_of_errors(before, max((one[1] for one in here if one), default=0.0))
         rows.append([printable_line(name, 44, keep_end=16), kind, _units_text(before), *cells, bar])
     heads = ["module", "class", "as it is", *(one.change for one in judged), ""]
@@ -73,7 +73,7 @@ def _largest_errors_by_module(errors: Sequence[ModuleErrors]) -> dict[str, tuple
     return found
 
 
-def _change_cell(error: tuple[float, float, bool] | None) -> Cell:
+def _changed_error_cell(error: tuple[float, float, bool] | None) -> Cell:
     if error is None:
         return Cell("-")
     _, value, is_bad = error

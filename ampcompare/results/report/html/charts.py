@@ -25,7 +25,7 @@ Series = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChartView:
-    """One way to show a chart.
+    """A view of a chart, such as absolute values or differences from the reference: its curves and vertical axis.
 
     Attributes:
         name: on its switch; a chart with a single view has none.
@@ -54,7 +54,7 @@ class ChartView:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart.
+    """A chart of the page: curves of the arms over one horizontal axis, in one or several views.
 
     Attributes:
         key: its name in the page.
@@ -144,7 +144,7 @@ def divergence_marks(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) ->
 
 
 def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
-    """Return the values of charts for the script; positions on the horizontal axis that curves share are there once."""
+    """Return the values of charts as data for the script of the page; positions that curves share are there once."""
     positions: dict[tuple[float, ...], int] = {}
 
     def share_positions_of(series: Series) -> Series:

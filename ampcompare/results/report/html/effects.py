@@ -25,7 +25,7 @@ def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmL
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
     gaps = _seeds_and_differences_of_pairs(rows, arms, comparison, _metric_difference)
     bounds = [form.of_shown(end) for arm in rows for end in _interval_ends(arm.row.quality)]
-    axis = make_plot_scale([*bounds, *_differences_of_gaps(gaps)], margin=comparison.margin)
+    axis = make_plot_scale([*bounds, *_differences_without_seeds(gaps)], margin=comparison.margin)
 
     def gap_text(gap: float) -> str:
         return f"{format_decimal(gap, metric.difference_decimals, '+')} {unit}".rstrip().replace(
@@ -63,7 +63,7 @@ def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLine
         1 + comparison.time_margin,
     )
     bounds = [end for arm in valid for end in _interval_ends(arm.row.time)]
-    axis = make_plot_scale([*bounds, 1 / edge, edge, *_differences_of_gaps(gaps)], kind="log")
+    axis = make_plot_scale([*bounds, 1 / edge, edge, *_differences_without_seeds(gaps)], kind="log")
     tracks = [_effect_line_of_arm(arm, "time", comparison, axis, gaps, "{:.3f}".format) for arm in valid]
     reasons: dict[str, list[str]] = {}
     for arm in rows:
@@ -116,7 +116,8 @@ def _step_time_ratio(arm: RunRecord, reference: RunRecord) -> float | None:
     return here / there if here and there else None
 
 
-def _differences_of_gaps(gaps: Gaps) -> list[float]:
+def _differences_without_seeds(gaps: Gaps) -> list[float]:
+    """Return the differences of all pairs, without their seeds."""
     return [gap for its in gaps.values() for gap, _ in its]
 
 

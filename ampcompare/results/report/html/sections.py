@@ -12,7 +12,7 @@ from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import MAX_LINE
-from ampcompare.results.report.columns import INVALID, metric_text_without_unit, state_cell
+from ampcompare.results.report.columns import INVALID, metric_text_without_unit, run_state_cell
 from ampcompare.results.report.document import Block, Cell, Code, Facts, Figure, Section, Table, Text
 from ampcompare.results.report.html.charts import (
     Band,
@@ -192,7 +192,7 @@ def _table_cells_of_run(record: RunRecord) -> list[str | Cell]:
     return [
         printable_line(record.arm, 60) or "(no name)",
         str(record.config.recipe.seed),
-        state_cell(record.status),
+        run_state_cell(record.status),
         metric_text_without_unit(metric, summary.metric_final),
         metric_text_without_unit(metric, summary.metric_best),
         _number_text(summary.loss_final, "{:.4g}"),

@@ -107,7 +107,7 @@ Check = Callable[["LintModule"], Iterator[Finding]]
 
 
 class Rule(NamedTuple):
-    """A function that yields findings.
+    """A rule of lint: the codes that it finds, the words that a text must have, and the function that yields findings.
 
     Attributes:
         codes: that it finds.
@@ -286,7 +286,7 @@ def first_event_after(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> 
     return next(iter(events_after(trace, event, *kinds)), None)
 
 
-def is_switched_off(call: ast.Call) -> bool:
+def is_disabled_by_literal(call: ast.Call) -> bool:
     """Return whether a scaler or autocast is switched off by a literal."""
     return is_literal(argument(call, "enabled"), False)
 

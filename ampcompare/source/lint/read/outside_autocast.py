@@ -52,7 +52,7 @@ def edits_moving_outside_autocast(
         inputs is None
         or value is None
         or not isinstance(statement, SIMPLE)
-        or not _is_computed_at_once(value)
+        or not _is_computed_where_it_stands(value)
     ):
         return ()
     if module.resolve(autocast.func, module.scope_of.get(value)) != full:
@@ -90,7 +90,7 @@ def _inputs_of_losses(losses: Collection[ast.Call]) -> list[tuple[ast.expr, ast.
     return found
 
 
-def _is_computed_at_once(value: ast.expr) -> bool:
+def _is_computed_where_it_stands(value: ast.expr) -> bool:
     """Return whether all of an expression is computed where it stands, and binds no name."""
     return not any(isinstance(one, NOT_HERE) for one in ast.walk(value))
 

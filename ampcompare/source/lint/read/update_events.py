@@ -45,7 +45,7 @@ OF_GRADIENTS = re.compile(r"(?i)clip|grad_?norm|norm_?grad")
 
 
 class EventKind(enum.Enum):
-    """What an event is."""
+    """The kinds of events of a training, such as a backward pass, `unscale_` or a step."""
 
     BACKWARD = "backward"
     FOREIGN_BACKWARD = "backward of a library"
@@ -138,7 +138,7 @@ class TrainingEvent:
         """Return whether one run of the code can meet both events."""
         return not conditions_contradict(self.facts, other.facts)
 
-    def apex_block(self) -> WithBlock | None:
+    def scale_loss_block(self) -> WithBlock | None:
         """Return the innermost `scale_loss` block around it."""
         return next((context for context in reversed(self.contexts) if context.kind == "scale_loss"), None)
 
@@ -153,8 +153,8 @@ def name_in_source(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-class FunctionEvent(NamedTuple):
-    """What a call of a function is, and the name of its first argument, which is the subject of the event."""
+class FunctionEventSpec(NamedTuple):
+    """Which kind of event a call of a function is, and the name of its first argument, which is the subject."""
 
     kind: EventKind
     keyword: str = ""  # empty where it is given by position only
@@ -162,13 +162,13 @@ class FunctionEvent(NamedTuple):
 
 
 FUNCTIONS = {
-    **dict.fromkeys(CLIPS, FunctionEvent(EventKind.CLIP)),
-    **dict.fromkeys(WRAPPERS, FunctionEvent(EventKind.WRAP, "module", is_bound=True)),
-    "apex.amp.initialize": FunctionEvent(EventKind.INITIALIZE, "models", is_bound=True),
-    "apex.amp.scale_loss": FunctionEvent(EventKind.SCALE_LOSS, "loss"),
-    "apex.parallel.convert_syncbn_model": FunctionEvent(EventKind.SYNC_BATCH_NORM, is_bound=True),
-    "torch.save": FunctionEvent(EventKind.SAVE),
-    "torch.autograd.backward": FunctionEvent(EventKind.BACKWARD),
+    **dict.fromkeys(CLIPS, FunctionEventSpec(EventKind.CLIP)),
+    **dict.fromkeys(WRAPPERS, FunctionEventSpec(EventKind.WRAP, "module", is_bound=True)),
+    "apex.amp.initialize": FunctionEventSpec(EventKind.INITIALIZE, "models", is_bound=True),
+    "apex.amp.scale_loss": FunctionEventSpec(EventKind.SCALE_LOSS, "loss"),
+    "apex.parallel.convert_syncbn_model": FunctionEventSpec(EventKind.SYNC_BATCH_NORM, is_bound=True),
+    "torch.save": FunctionEventSpec(EventKind.SAVE),
+    "torch.autograd.backward": FunctionEventSpec(EventKind.BACKWARD),
 }
 METHODS_OF_ROLES = {
     ("scaler", "scale"): EventKind.SCALE,
@@ -248,9 +248,15 @@ class EventTracer(CallFollower):
             add(EventKind.NEW_SCALER, self._name_bound_by(statement, frame))
         elif self._kinds.is_new_object("optimizer", call, frame.scope):
             weights = call.args[0] if call.args else argument(call, "params")
-            sources = frozenset() if weights is None else frozenset(self._source_names_of(weights, frame))
+            sources = (
+                frozenset()
+                if weights is None
+                else frozenset(self._names_expression_is_made_from(weights, frame))
+            )
             add(EventKind.NEW_OPTIMIZER, self._name_bound_by(statement, frame), sources=sources)
-        elif full in CROSS_ENTROPIES or self._makers_of_object(call.func, frame) == {"torch.nn.BCELoss"}:
+        elif full in CROSS_ENTROPIES or self._constructor_names_of_object(call.func, frame) == {
+            "torch.nn.BCELoss"
+        }:
             add(EventKind.CROSS_ENTROPY, call.func)
         elif full in NORMS and any(is_gradient(node) for node in ast.walk(call)):
             add(EventKind.GRADIENT, call.args[0] if call.args else None)
@@ -260,7 +266,7 @@ class EventTracer(CallFollower):
             self._record_objects_passed_outside(call, full, frame, add)
 
     def _add_function_event(
-        self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: CallFrame
+        self, call: ast.Call, event: FunctionEventSpec, statement: ast.stmt, frame: CallFrame
     ) -> None:
         """Record the call of a function that is an event."""
         subject = call.args[0] if call.args else argument(call, event.keyword)
@@ -354,13 +360,13 @@ class EventTracer(CallFollower):
         else:
             add(EventKind.BACKWARD, receiver, scaler=scaler)
 
-    def _makers_of_object(self, node: ast.expr, frame: CallFrame) -> set[str]:
+    def _constructor_names_of_object(self, node: ast.expr, frame: CallFrame) -> set[str]:
         """Return the full names of what builds the objects that a name or attribute may be."""
         text = dotted_name(node)
         values = [node] if text is None else self.module.values_of(text, frame.scope) or []
-        return {self._maker_of_object(one, frame) for one in values}
+        return {self._constructor_name_of_object(one, frame) for one in values}
 
-    def _maker_of_object(self, node: ast.expr, frame: CallFrame) -> str:
+    def _constructor_name_of_object(self, node: ast.expr, frame: CallFrame) -> str:
         """Return the full name of what builds an object, which may be moved to a device there; "" if unknown."""
         while (moved := receiver_of(node, MOVING)) is not None:
             node = moved
@@ -416,7 +422,7 @@ class EventTracer(CallFollower):
                 return self._canonical_text(target, frame)
         return ""
 
-    def _source_names_of(
+    def _names_expression_is_made_from(
         self, node: ast.expr, frame: CallFrame, known: frozenset[str] = frozenset()
     ) -> set[str]:
         """Return the canonical names that an expression is made from, through names that are assigned above it."""
@@ -435,7 +441,7 @@ class EventTracer(CallFollower):
                 found.add(self._canonical_text(each, frame))
                 for value in self._values_given_to_name(text, frame.scope):
                     if value.lineno < node.lineno:
-                        found |= self._source_names_of(value, frame, known | {text})
+                        found |= self._names_expression_is_made_from(value, frame, known | {text})
         return found
 
     def _values_given_to_name(self, text: str, scope: Scope) -> list[ast.expr]:

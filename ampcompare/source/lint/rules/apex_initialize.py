@@ -253,9 +253,10 @@ def _late_move_findings(
         )
 
 
-def _late_conversion_findings(
+def _late_syncbn_conversion_findings(
     module: LintModule, trace: Trace, event: TrainingEvent, other: TrainingEvent, models: set[str]
 ) -> Iterator[Finding]:
+    """Yield the conversions to synchronized batch norm that come after `amp.initialize`."""
     if other.subject in models:
         yield module.make_finding(
             "AMP114", other.call, f"`{other.subject_name}` went through `amp.initialize` before"
@@ -269,7 +270,7 @@ FOLLOWING: dict[
     EventKind.INITIALIZE: _reinitialize_findings,
     EventKind.HALF: _late_cast_findings,
     EventKind.CUDA: _late_move_findings,
-    EventKind.SYNC_BATCH_NORM: _late_conversion_findings,
+    EventKind.SYNC_BATCH_NORM: _late_syncbn_conversion_findings,
 }
 
 
@@ -303,7 +304,7 @@ model, optimizer = amp.initialize(model, optimizer)
     ),
     needs=("apex", "convert_syncbn_model"),
 )
-def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
+def syncbn_conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
     """Synchronized batch norm that replaces weights which an optimizer has."""
     for trace, index, event in module.events(EventKind.SYNC_BATCH_NORM):
         if not event.subject:
@@ -472,7 +473,7 @@ model = convert_syncbn_model(model)  # right
     ),
     needs=("apex", "convert_syncbn_model"),
 )
-def misbound_result_of_conversion(module: LintModule) -> Iterator[Finding]:
+def misbound_syncbn_conversion(module: LintModule) -> Iterator[Finding]:
     """What the result of Apex's `convert_syncbn_model` is bound to."""
     for call in module.calls_of_functions("apex.parallel.convert_syncbn_model"):
         statement, model = module.parents[call], dotted_text_of(argument(call, "module", 0) or call.func)

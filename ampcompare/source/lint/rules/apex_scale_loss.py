@@ -83,11 +83,13 @@ optimizer.step()
 def misuse_inside_scale_loss(module: LintModule) -> Iterator[Finding]:
     """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
     for trace, _, event in module.events(EventKind.CLIP, EventKind.STEP, EventKind.BACKWARD):
-        block = event.apex_block()
+        block = event.scale_loss_block()
         if block is None or block.call is None:
             continue
         if event.kind is not EventKind.BACKWARD:
-            if any(other.apex_block() is block for other in events_before(trace, event, EventKind.BACKWARD)):
+            if any(
+                other.scale_loss_block() is block for other in events_before(trace, event, EventKind.BACKWARD)
+            ):
                 shown = f"`{event.subject_name}` steps with gradients that are still scaled"
                 code = "AMP105" if event.kind is EventKind.STEP else "AMP103"
                 shown = (
@@ -157,7 +159,7 @@ def misused_fp16_gradients_of_o2(module: LintModule) -> Iterator[Finding]:
     if module.opt_levels != {"O2"} or _may_lack_masters(module):
         return
     for trace, _, event in module.events(EventKind.GRADIENT, EventKind.CLIP):
-        if _never_runs_with_initialize(module, event) or event.apex_block() is not None:
+        if _never_runs_with_initialize(module, event) or event.scale_loss_block() is not None:
             continue
         if event.kind is EventKind.GRADIENT:
             if _changes_gradient_before_step(module, trace, event):
@@ -312,7 +314,7 @@ def steps_with_foreign_scaled_gradients(module: LintModule) -> Iterator[Finding]
         for index, step in enumerate(trace):
             if step.kind is EventKind.STEP and step.subject and "[" not in step.subject:
                 passes = _pending_scale_loss_blocks(trace[:index], step)
-                named = [names for one in passes if (names := _optimizers_named(one)) is not None]
+                named = [names for one in passes if (names := _optimizers_of_scale_loss(one)) is not None]
                 if len(named) < len(passes):
                     continue  # a name may hold several
                 others = [one for one, names in zip(passes, named, strict=True) if step.subject not in names]
@@ -336,7 +338,7 @@ def _pending_scale_loss_blocks(earlier_events: Trace, step: TrainingEvent) -> li
         of_model = other.kind is EventKind.ZERO_GRAD and not OPTIMIZER_NAME.search(other.subject_name)
         if other.kind in (EventKind.FOREIGN_BACKWARD, EventKind.OPAQUE):
             return []
-        if other.kind is EventKind.BACKWARD and other.apex_block() is None:
+        if other.kind is EventKind.BACKWARD and other.scale_loss_block() is None:
             return []
         if outside or own or of_model:
             break
@@ -345,7 +347,7 @@ def _pending_scale_loss_blocks(earlier_events: Trace, step: TrainingEvent) -> li
     return found
 
 
-def _optimizers_named(event: TrainingEvent) -> set[str] | None:
+def _optimizers_of_scale_loss(event: TrainingEvent) -> set[str] | None:
     """Return the optimizers that a `scale_loss` names, by their own names; None where a name may hold several."""
     node = argument(event.call, "optimizers", 1)
     if isinstance(node, (ast.List, ast.Tuple)):
@@ -367,7 +369,9 @@ def _shares_graph_with_step(
         if one.kind is EventKind.BACKWARD and is_literal(argument(one.call, "retain_graph", 1), True)
     ]
     mine = models.get(step.subject, set())
-    return bool(kept) and any(mine & models.get(name, set()) for name in _optimizers_named(block) or ())
+    return bool(kept) and any(
+        mine & models.get(name, set()) for name in _optimizers_of_scale_loss(block) or ()
+    )
 
 
 @register_rule(

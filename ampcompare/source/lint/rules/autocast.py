@@ -50,17 +50,18 @@ def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
             yield module.make_finding("AMP221", event.call, shown)
         elif not any(one.kind == "autocast" for one in event.contexts):
             decorator = _decorating_autocast(module, event.call)
-            if decorator is not None and _may_argument_be_on(decorator, event):
+            if decorator is not None and _may_enabled_argument_be_true(decorator, event):
                 shown = f"autocast decorates the function, in line {decorator.lineno}"
                 yield module.make_finding("AMP221", event.call, shown)
 
 
 def _may_autocast_be_on(block: WithBlock, event: TrainingEvent) -> bool:
     """Return whether the argument `enabled` of an autocast can be true under the conditions of an event."""
-    return block.call is None or _may_argument_be_on(block.call, event)
+    return block.call is None or _may_enabled_argument_be_true(block.call, event)
 
 
-def _may_argument_be_on(call: ast.Call, event: TrainingEvent) -> bool:
+def _may_enabled_argument_be_true(call: ast.Call, event: TrainingEvent) -> bool:
+    """Return whether the argument `enabled` of an autocast may be true under the conditions of an event."""
     enabled = argument(call, "enabled")
     return enabled is None or not conditions_contradict(conditions_of_test(enabled, True), event.facts)
 
@@ -98,13 +99,13 @@ def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
             one.loops != event.loops for one in events_before(trace, event, EventKind.BACKWARD)
         ):
             continue
-        line = _line_of_block_around(event) or _line_of_decorator(module, event)
+        line = _line_of_autocast_around_loop(event) or _line_of_decorating_autocast(module, event)
         if line and not module.code_mentions_pattern(r"clear_autocast_cache"):
             shown = f"the copies of the weights that the autocast of line {line} made are not updated by this step"
             yield module.make_finding("AMP237", event.call, shown)
 
 
-def _line_of_block_around(event: TrainingEvent) -> int:
+def _line_of_autocast_around_loop(event: TrainingEvent) -> int:
     """Return the line of an autocast block that is on and lies around the loop of an event; 0 if none does."""
     for block in event.contexts:
         if (
@@ -121,7 +122,7 @@ def _line_of_block_around(event: TrainingEvent) -> int:
     return 0
 
 
-def _line_of_decorator(module: LintModule, event: TrainingEvent) -> int:
+def _line_of_decorating_autocast(module: LintModule, event: TrainingEvent) -> int:
     """Return the line of an autocast that decorates the function with the loop of an event; 0 if none does."""
     found = _decorating_autocast(module, event.loops[-1])
     return 0 if found is None or not _caches_casts(found) else found.lineno

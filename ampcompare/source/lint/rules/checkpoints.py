@@ -10,7 +10,7 @@ from ampcompare.source.lint.read.module import (
     LintModule,
     Mistake,
     dotted_text_of,
-    is_switched_off,
+    is_disabled_by_literal,
     register_rule,
     text_of_literal,
 )
@@ -68,7 +68,7 @@ def scale_state_unsaved(module: LintModule) -> Iterator[Finding]:
     source = module.text_without_comments
     saves_apex = next(module.calls_of_functions("apex.amp.state_dict"), None) is not None
     apex = None if saves_apex else next(module.calls_of_functions("apex.amp.initialize"), None)
-    scalers = [call for call in module.calls_making_scalers if not is_switched_off(call)]
+    scalers = [call for call in module.calls_making_scalers if not is_disabled_by_literal(call)]
     for code, maker, state in (
         ("AMP119", apex, AMP_STATE),
         ("AMP226", scalers[0] if scalers else None, SCALER_STATE),
@@ -83,17 +83,17 @@ def scale_state_unsaved(module: LintModule) -> Iterator[Finding]:
             if saved in reported:
                 continue
             saves_optimizer = any(
-                _is_state_of_optimizer(module, value) or _holds_optimizer(module, value, call)
+                _is_state_of_optimizer(module, value) or _holds_optimizer_state(module, value, call)
                 for value in values
             ) or (code == "AMP226" and _is_optimizer_saved_elsewhere(module, call))
-            if not saves_optimizer or not _needs_scale_of(module, maker, call, saved, code):
+            if not saves_optimizer or not _does_save_need_scaler_state(module, maker, call, saved, code):
                 continue
             shown = "the state of the optimizer is saved, but that of the loss scale is not"
             reported |= {saved} if saved is not None else set()
             yield module.make_finding(code, call, shown)
 
 
-def _needs_scale_of(
+def _does_save_need_scaler_state(
     module: LintModule, maker: ast.Call, save: ast.Call, saved_mapping: ast.Dict | ast.Call | None, code: str
 ) -> bool:
     """Return whether what a call saves belongs to a loss scale that lasts until then, and scaled its steps."""
@@ -234,7 +234,7 @@ def _does_saved_optimizer_step_without_scaler(
     return bool(scaled) and bool(names) and names <= alone - scaled
 
 
-def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bool:
+def _holds_optimizer_state(module: LintModule, value: ast.expr, place: ast.expr) -> bool:
     """Return whether a mapping has the state of an optimizer: written in it, added to it, or returned by a function."""
     if isinstance(value, ast.Call) and value in module.scope_of:
         found = module.index.callee(value, module.scope_of[value])
@@ -245,7 +245,7 @@ def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bo
             return (
                 len(returned) == 1
                 and returned[0] is not None
-                and _holds_optimizer(module, returned[0], returned[0])
+                and _holds_optimizer_state(module, returned[0], returned[0])
             )
     mapping = _find_dict_of_value(module, value, place)
     values: list[ast.expr | None] = [] if mapping is None else [*_values_of_mapping(mapping)]

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.source.index import Function, functions_of_callee, own_nodes_of_scope
-from ampcompare.source.lint.read.module import Finding, LintModule, is_switched_off, register_rule
+from ampcompare.source.lint.read.module import Finding, LintModule, is_disabled_by_literal, register_rule
 from ampcompare.source.lint.read.update_events import EventKind, name_in_source
 from ampcompare.source.lint.rules.gradients import SCALE_WORDS
 from ampcompare.source.module import Scope
@@ -55,9 +55,9 @@ def _limits_of_gradients(module: LintModule) -> Iterator[ast.Call]:
 def _loss_scaling_text(module: LintModule) -> str:
     """Return what scales a loss of a module whose backward pass it makes; "" for nothing."""
     makers = module.calls_making_scalers
-    is_off = bool(makers) and all(map(is_switched_off, makers))
+    is_off = bool(makers) and all(map(is_disabled_by_literal, makers))
     for _, _, event in module.events(EventKind.BACKWARD, with_amp=True):
-        if event.apex_block() is not None:
+        if event.scale_loss_block() is not None:
             return "`amp.scale_loss`"
         if event.scaler and not is_off:
             return f"`{name_in_source(event.scaler)}`"

@@ -71,7 +71,7 @@ scaler.update()
 def misuse_of_scaled_gradients(module: LintModule) -> Iterator[Finding]:
     """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
     for trace, _, event in module.events(EventKind.CLIP, EventKind.GRADIENT, EventKind.ELSEWHERE):
-        if event.apex_block() is not None or (
+        if event.scale_loss_block() is not None or (
             event.kind is EventKind.ELSEWHERE and not _function_elsewhere_clips_or_measures(module, event)
         ):
             continue
@@ -212,7 +212,7 @@ def scaler_update_skipped(module: LintModule) -> Iterator[Finding]:
         for key in sorted(key for key in keys if "%" not in key):
             values = {update.facts.get(key, "both") for update in updates}
             if len(values) == 1 and _condition_depends_on_unscaled_gradients(module, event, key):
-                if not _ends_training_otherwise(module, updates[0].scope, key, values.pop()):
+                if not _ends_training_unless_condition(module, updates[0].scope, key, values.pop()):
                     shown = f"`{name_in_source(event.subject)}.update()` runs only for one outcome of `{key}`"
                     yield module.make_finding("AMP219", event.call, shown)
                     break
@@ -256,7 +256,7 @@ def _find_function_called_by_test(module: LintModule, event: TrainingEvent, call
     return found.scope if isinstance(found, Function) and found.module is module else None
 
 
-def _ends_training_otherwise(module: LintModule, scope: Scope, key: str, value: object) -> bool:
+def _ends_training_unless_condition(module: LintModule, scope: Scope, key: str, value: object) -> bool:
     """Return whether training ends where a condition of a scope has another value than the given one."""
     for node in ast.walk(scope.node):
         if not isinstance(node, ast.If):

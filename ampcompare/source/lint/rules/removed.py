@@ -316,20 +316,20 @@ def _edits_naming_device(
         if any(one.arg is None for one in call.keywords) or call.args:
             return None
         return module.insertion_edits(
-            _place_behind_parenthesis(module, call),
+            _place_after_parenthesis(module, call),
             f'device_type="{device}"' + (", " if call.keywords else ""),
         )
     if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
     given = ", " if call.args or call.keywords else ""
-    changed = [*module.insertion_edits(_place_behind_parenthesis(module, call), f'"{device}"{given}')]
+    changed = [*module.insertion_edits(_place_after_parenthesis(module, call), f'"{device}"{given}')]
     if name == "autocast":  # whose arguments are in another order
         starts = [module.start_of(argument) for argument in call.args]
         changed += [Edit(start, start, f"{key}=") for start, key in zip(starts, AUTOCAST, strict=False)]
     return tuple(changed)
 
 
-def _place_behind_parenthesis(module: LintModule, call: ast.Call) -> int:
+def _place_after_parenthesis(module: LintModule, call: ast.Call) -> int:
     """Return the place behind the opening parenthesis of a call."""
     return module.text.index("(", module.end_of(call.func)) + 1
 
@@ -438,7 +438,7 @@ def calls_of_removed_functions(module: LintModule) -> Iterator[Finding]:
             source = module.source(call.func)
             edits = ()
             if isinstance(call.func, ast.Attribute) and not call.keywords:
-                opening = _place_behind_parenthesis(module, call)
+                opening = _place_after_parenthesis(module, call)
                 new = f"{module.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
                 edits = (Edit(module.start_of(call), opening, new),)
             yield module.make_finding("AMP309", call, f"`{source}` is deprecated", edits)

@@ -70,10 +70,12 @@ def _find_new_switch_statement(module: LintModule, node: ast.expr, full_name: st
         return None
     if isinstance(statement, ast.Assign) and statement.targets == [node] and full_name in SWITCHES:
         if isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, bool):
-            return _setting_text(torch, SWITCHES[full_name], '"tf32"' if statement.value.value else '"ieee"')
+            return _tf32_setting_text(
+                torch, SWITCHES[full_name], '"tf32"' if statement.value.value else '"ieee"'
+            )
         test = module.source(statement.value)
         return (
-            _setting_text(torch, SWITCHES[full_name], f'"tf32" if {test} else "ieee"')
+            _tf32_setting_text(torch, SWITCHES[full_name], f'"tf32" if {test} else "ieee"')
             if "\n" not in test
             else None
         )
@@ -84,7 +86,7 @@ def _find_new_switch_statement(module: LintModule, node: ast.expr, full_name: st
         and len(call.args) == 1
     ):
         precision = PRECISIONS.get(text_of_literal(call.args[0]) or "")
-        return None if precision is None else _setting_text(torch, (MATMUL, ON_CPU), f'"{precision}"')
+        return None if precision is None else _tf32_setting_text(torch, (MATMUL, ON_CPU), f'"{precision}"')
     return None
 
 
@@ -94,7 +96,7 @@ def _find_name_of_torch(module: LintModule, node: ast.expr) -> str | None:
     return next((name for each in scopes for name, full in each.imports.items() if full == ["torch"]), None)
 
 
-def _setting_text(torch: str, switches: tuple[str, ...], value: str) -> str:
+def _tf32_setting_text(torch: str, switches: tuple[str, ...], value: str) -> str:
     names = (f"{torch}{each.removeprefix('torch')}.fp32_precision" for each in switches)
     return " = ".join([*names, value])
 

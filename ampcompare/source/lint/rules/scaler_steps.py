@@ -307,7 +307,7 @@ def unscaled_losses(module: LintModule) -> Iterator[Finding]:
     """Backward passes of losses that the scaler of the next step has not scaled."""
     for trace, _, event in module.events(EventKind.SCALER_STEP):
         passes = _passes_since_last_step(trace, event)
-        unscaled = [other for other in passes if not other.scaler and other.apex_block() is None]
+        unscaled = [other for other in passes if not other.scaler and other.scale_loss_block() is None]
         if not unscaled or any(other.kind in UNKNOWN for other in passes):
             continue
         if any(other.kind is EventKind.STEP and other.may_share_run_with(event) for other in trace):

@@ -12,7 +12,7 @@ from ampcompare.source.lint.read.module import (
     Mistake,
     dotted_text_of,
     events_between,
-    is_switched_off,
+    is_disabled_by_literal,
     register_rule,
 )
 from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, name_in_source
@@ -141,7 +141,7 @@ for fold in folds:  # right
 def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     """A scaler that is built in the loop of its own steps."""
     for trace, index, event in module.events(EventKind.NEW_SCALER):
-        if not event.loops or not event.subject or is_switched_off(event.call):
+        if not event.loops or not event.subject or is_disabled_by_literal(event.call):
             continue  # one that is off has no scale that it could forget
         passes = (
             one
@@ -215,7 +215,7 @@ def loaded_scaler_state_discarded(module: LintModule) -> Iterator[Finding]:
     """A new scaler in the place of one whose state was loaded."""
     loads = [event for trace in module.traces for event in trace if _loads_state_of_scaler(module, event)]
     for trace, index, event in module.events(EventKind.NEW_SCALER):
-        if not event.subject or is_switched_off(event.call):
+        if not event.subject or is_disabled_by_literal(event.call):
             continue
         later = [
             other
@@ -233,11 +233,11 @@ def loaded_scaler_state_discarded(module: LintModule) -> Iterator[Finding]:
         lost = [other for other in before if _loads_state_of_scaler(module, other)]
         lost = [other for other in lost if not events_between(trace, other, event, EventKind.SCALER_STEP)]
         if lost and not made_before:
-            yield _discard_finding(module, event, lost[0])
+            yield _discarded_state_finding(module, event, lost[0])
         elif any(other.kind is EventKind.SCALER_STEP for other in later):
             load = _find_load_in_another_method(event, loads)
             if load is not None:
-                yield _discard_finding(module, event, load)
+                yield _discarded_state_finding(module, event, load)
 
 
 def _find_load_in_another_method(
@@ -261,7 +261,8 @@ def _loads_state_of_scaler(module: LintModule, event: TrainingEvent) -> bool:
     )
 
 
-def _discard_finding(module: LintModule, event: TrainingEvent, load: TrainingEvent) -> Finding:
+def _discarded_state_finding(module: LintModule, event: TrainingEvent, load: TrainingEvent) -> Finding:
+    """Return the finding that a new scaler replaces one whose state was loaded."""
     shown = (
         f"this replaces `{name_in_source(event.subject)}`, whose state is loaded in line {load.call.lineno}"
     )

@@ -56,7 +56,7 @@ parser.add_argument("--shuffle", type=bool, default=False)  # right
     ),
     needs=("add_argument", "type=bool"),
 )
-def options_of_type_bool(module: LintModule) -> Iterator[Finding]:
+def argparse_options_of_type_bool(module: LintModule) -> Iterator[Finding]:
     """Options of mixed precision with `type=bool`."""
     for call, _ in module.method_calls("add_argument"):
         kind = argument(call, "type")

@@ -34,7 +34,7 @@ trainer = pl.Trainer(precision="16-mixed")  # right
     ),
     needs=("amp_backend|amp_level", "ightning"),
 )
-def apex_arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
+def apex_arguments_of_lightning(module: LintModule) -> Iterator[Finding]:
     """Arguments with which a Trainer of Lightning 1 chose Apex."""
     for call, name in module.resolved_calls:
         if name.startswith(PACKAGES) and name.endswith(".Trainer"):

@@ -96,7 +96,7 @@ for i, batch in enumerate(loader):
     ),
     needs=("caler|apex", "backward", "step"),
 )
-def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
+def update_calls_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
     """Calls that run for each micro-batch of an accumulation and belong to the step."""
     for trace in module.amp_traces:
         for step in trace:
@@ -390,7 +390,7 @@ def _scales_loss_for_step(backward: TrainingEvent, step: TrainingEvent) -> bool:
     """Return whether the loss of a backward pass is scaled, by Apex or the scaler that makes a step."""
     if step.kind is EventKind.SCALER_STEP:
         return backward.scaler == step.subject
-    return backward.apex_block() is not None and backward.may_share_run_with(step)
+    return backward.scale_loss_block() is not None and backward.may_share_run_with(step)
 
 
 def _may_clear_gradients(node: ast.AST) -> bool:

@@ -122,7 +122,7 @@ def fp16_weights_with_scaler(module: LintModule) -> Iterator[Finding]:
                 trains
                 and unscaled
                 and _mentions_parameters_of(module, name)
-                and not _trains_others(module, cast)
+                and not _are_optimizers_of_other_models(module, cast)
             ):
                 yield module.make_finding(
                     "AMP224", event.call, f"`{name}` is trained with a GradScaler below"
@@ -133,7 +133,7 @@ def _mentions_parameters_of(module: LintModule, name: str) -> bool:
     return module.code_mentions_pattern(rf"\b{re.escape(name)}\.(?:named_)?parameters\(\)")
 
 
-def _trains_others(module: LintModule, cast: ModelCast) -> bool:
+def _are_optimizers_of_other_models(module: LintModule, cast: ModelCast) -> bool:
     """Return whether all optimizers are built on the parameters of other models, as next to an average or a teacher.
 
     Not of one that is made from this model, and may hold it.

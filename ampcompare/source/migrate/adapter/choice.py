@@ -41,7 +41,7 @@ HAS_ADAPTER = "it runs with {0}, which has the adapter"
 
 @dataclass(frozen=True)
 class MigrationChoice:
-    """What becomes of files.
+    """Which files are rewritten for torch.amp, and which take the adapter, with the reasons.
 
     Attributes:
         rewritten: files that are rewritten for torch.amp, or in which nothing is to be done.

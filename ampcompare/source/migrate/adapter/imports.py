@@ -215,7 +215,7 @@ def _findings_on_packages_calling_apex(
 ) -> list[Finding]:
     """Return what keeps a file on the installed Apex, since another package calls that."""
     return [
-        Finding.of_node(each.node, BY_HAND, each.text_with_apex(INSTALLED))
+        Finding.of_node(each.node, BY_HAND, each.message_naming_apex(INSTALLED))
         for each in find_apex_callers(module)
         if not (each.full and is_of_project(each.full))
     ]
@@ -381,16 +381,19 @@ def _apex_availability_question_findings(
     still = [
         Finding.of_node(each, NOTE, STILL_ASKS.format(ast.unparse(one)))
         for each, one in kept.items()
-        if one is not None and any(_ways_chosen_in_handler(module, each))
+        if one is not None and any(_choices_made_without_apex(module, each))
     ]
     asking = _nodes_asking_for_apex(module, [each for each in succeeding_tries if kept[each] is None])
     put = [Finding.of_node(each, NOTE, REPLACED) for each in places_replacing_apex(module)]
-    put += [Finding.of_node(each, NOTE, PART.format(full)) for each, full in _parts_imported_by_text(module)]
+    put += [
+        Finding.of_node(each, NOTE, PART.format(full))
+        for each, full in _strings_importing_adapter_parts(module)
+    ]
     return by_hand + still + put + [Finding.of_node(each, NOTE, ALWAYS_THERE) for each in asking]
 
 
-def _parts_imported_by_text(module: Module) -> Iterator[tuple[ast.AST, str]]:
-    """Yield the strings by which a module imports a module of Apex of which the adapter has a part."""
+def _strings_importing_adapter_parts(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the strings by which a module imports, as by `import_module`, what the adapter has a part of."""
     for node, full in _apex_lookups(module):
         call = module.parent(node)
         is_import = isinstance(call, ast.Call) and last_name(call.func) in ("import_module", "__import__")
@@ -412,16 +415,16 @@ def _nodes_asking_for_apex(module: Module, succeeding_tries: Iterable[ast.Try]) 
             if not isinstance(module.statement_around(node), ast.Assert):
                 yield node
     for one in succeeding_tries:
-        yield from _ways_chosen_in_handler(module, one)
+        yield from _choices_made_without_apex(module, one)
 
 
-def _ways_chosen_in_handler(module: Module, try_statement: ast.Try) -> Iterator[ast.AST]:
+def _choices_made_without_apex(module: Module, try_statement: ast.Try) -> Iterator[ast.AST]:
     """Yield what a `try` of imports does without Apex that may choose a way: what it sets, defines or leaves out."""
     for handler in try_statement.handlers:
         sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
-        yield from (each for each in sets if _may_flag_choose_elsewhere(module, each))
+        yield from (each for each in sets if _may_import_flag_choose_branch(module, each))
         yield from (each for each in handler.body if isinstance(each, DefinitionNode))
-        if _goes_on_without_rest(try_statement, handler):
+        if _does_handler_skip_other_code(try_statement, handler):
             yield handler
 
 
@@ -436,7 +439,7 @@ def _find_import_that_needs_apex(try_statement: ast.Try) -> ast.Import | ast.Imp
     return None
 
 
-def _goes_on_without_rest(try_statement: ast.Try, handler: ast.ExceptHandler) -> bool:
+def _does_handler_skip_other_code(try_statement: ast.Try, handler: ast.ExceptHandler) -> bool:
     """Return whether a `try` does more than to import, and its handler goes on without that."""
     rest = [
         each for each in try_statement.body if not isinstance(each, (ast.Import, ast.ImportFrom, ast.Assign))
@@ -445,7 +448,7 @@ def _goes_on_without_rest(try_statement: ast.Try, handler: ast.ExceptHandler) ->
     return bool(rest) and not leaves
 
 
-def _may_flag_choose_elsewhere(module: Module, setting: ast.Assign | ast.AnnAssign) -> bool:
+def _may_import_flag_choose_branch(module: Module, setting: ast.Assign | ast.AnnAssign) -> bool:
     """Return whether what a failed import sets may choose a way, and is not only what an assertion asks for."""
     target = setting.targets[0] if isinstance(setting, ast.Assign) else setting.target
     if not isinstance(setting.value, ast.Constant) or not isinstance(target, ast.Name):

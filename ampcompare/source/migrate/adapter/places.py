@@ -77,7 +77,7 @@ class ImportRoots:
         exact, near = self._roots_of_file_and_of_neighbors(path)
         return absolute_path(root) in {*exact, *near}
 
-    def roots_without_module(self, path: Path, name: str, place: Path) -> list[Path]:
+    def roots_resolving_module_elsewhere(self, path: Path, name: str, place: Path) -> list[Path]:
         """Return the folders from which other files import a file, and from which the name of a module leads elsewhere.
 
         Args:
@@ -134,7 +134,7 @@ class ImportRoots:
         No folder that is nearer to the file may have such a module: another project has one of the same name. A script
         must change `sys.path`, itself or by a module next to it: nothing else leads it out of its own folder.
         """
-        if path.parent != root and is_script(path) and not _may_file_or_neighbor_change_path(path):
+        if path.parent != root and is_script(path) and not _may_sys_path_change_near(path):
             return False
         own, base = absolute_path(path), self._project_folder_of(path)
         common = Path(os.path.commonpath([own, absolute_path(root)]))
@@ -302,7 +302,7 @@ def is_script(path: Path) -> bool:
     )
 
 
-def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
+def apex_import_above_sys_path_change(path: Path, text: str) -> ast.stmt | None:
     """Return the first import of Apex if it stands above the first line that changes `sys.path`.
 
     That is done by the file itself, or by a module next to it, as `import _init_paths`.
@@ -321,8 +321,8 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
     return first if first is not None and changes and first.lineno < min(changes) else None
 
 
-def _may_file_or_neighbor_change_path(path: Path) -> bool:
-    """Return whether a file, or a module next to it that it imports, names `sys.path`."""
+def _may_sys_path_change_near(path: Path) -> bool:
+    """Return whether a file, or a module next to it that it imports, may change `sys.path`, as it names that."""
     content = read_source_bytes(path)
     names = _nonstandard_top_packages_imported(content.decode("utf-8", errors="replace"))
     return bool(PATH.search(content)) or _may_neighbor_change_sys_path(path, names)

@@ -17,7 +17,7 @@ from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.places import (
     ImportRoots,
-    apex_import_above_path_change,
+    apex_import_above_sys_path_change,
     is_script,
     is_test_or_example,
 )
@@ -189,7 +189,7 @@ def adapter_plans_and_unread_files(
             if migration.text != text or migration.findings:
                 root = places.import_root_of(path, text)
                 groups.setdefault(root, []).append(path)
-                statement = apex_import_above_path_change(path, text)
+                statement = apex_import_above_sys_path_change(path, text)
                 if statement is not None and not places.has_importer_directly_in(root, path):
                     early[path] = statement
         except (FileFault, SourceInvalid, RecursionError) as fault:
@@ -274,7 +274,7 @@ def _adapter_plan_of_project(
             start += _notes_on_runs_without_package(document.text, own)
             migration = _migration_with_findings(migration, start)
         if re.search(rf"^\s*(?:from|import) {re.escape(own)}\b", migration.text, re.MULTILINE):
-            others = places.roots_without_module(path, own, place)[:1]
+            others = places.roots_resolving_module_elsewhere(path, own, place)[:1]
             shown = [os.path.relpath(each, absolute_path(path).parent) for each in others]
             notes = [Finding(1, 0, NOTE, OTHER_ROOT.format(each, own)) for each in shown]
             migration = _migration_with_findings(migration, notes)
@@ -446,7 +446,7 @@ def _notes_on_o1_only_casts(
     for shown in others_that(has_hooks_without_casts_under_adapter):
         yield Finding.of_node(initialize, NOTE, HOOK_UNDER_ADAPTER.format("what O1 casts", f"in {shown}"))
     statements = [each for each, _ in names.imports]
-    if statements and all(_may_run_behind_models(module, each) for each in statements):
+    if statements and all(_may_run_after_models_are_made(module, each) for each in statements):
         for place in [
             *["this file"] * _registers_tensor_hooks(module),
             *others_that(_registers_tensor_hooks),
@@ -459,7 +459,7 @@ def _names_scale_loss(module: Module) -> bool:
     return "scale_loss" in module.text
 
 
-def _may_run_behind_models(module: Module, statement: ast.stmt) -> bool:
+def _may_run_after_models_are_made(module: Module, statement: ast.stmt) -> bool:
     """Return whether models may be there when a statement runs: in a function, or below a call that is assigned."""
     if module.function_around(statement) is not None:
         return True

@@ -167,7 +167,7 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
-            products = [] if is_half else list(_products_outside(core, module, outputs))
+            products = [] if is_half else list(_products_outside_autocast(core, module, outputs))
             if products:
                 shown = ", ".join(dict.fromkeys(f"line {each.lineno}" for each in products))
                 core.add_note(initialize.call, where + OUTSIDE_PRODUCTS.format(shown))
@@ -186,7 +186,9 @@ def note_differing_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             )
 
 
-def _products_outside(core: ApexCore, module: Module, outputs: AutocastOutputs) -> Iterator[ast.expr]:
+def _products_outside_autocast(
+    core: ApexCore, module: Module, outputs: AutocastOutputs
+) -> Iterator[ast.expr]:
     """Yield the products that run below `amp.initialize` and under no autocast, outside of networks and optimizers."""
     apart = {node for each in network_classes(module) for node in walk(each)}
     for node in module.nodes:

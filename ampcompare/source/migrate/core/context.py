@@ -102,7 +102,7 @@ class ApexCore:
             for each in node.targets
             for target, value in _targets_with_values(each, node.value)
         ]
-        found = set(model_names(module, self.sites)) | (self._initialized_members() & called)
+        found = set(model_names(module, self.sites)) | (self._names_of_initialized_containers() & called)
         waiting = list(found)
         while waiting:
             names = {waiting.pop()}
@@ -120,7 +120,7 @@ class ApexCore:
             found |= new
         return found
 
-    def _initialized_members(self) -> set[str]:
+    def _names_of_initialized_containers(self) -> set[str]:
         """Return the names of lists and dicts of which `amp.initialize` gets members, or which get its models."""
         given = [each.arguments["models"] for each in self.sites.initializes if "models" in each.arguments]
         return {

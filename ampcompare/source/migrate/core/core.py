@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.amp_names import AUTOCASTS, SCALERS, is_name_of_adapter
+from ampcompare.source.amp_names import AUTOCASTS, SCALERS, is_in_adapter_module
 from ampcompare.source.branches import never_run_together
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
@@ -16,9 +16,9 @@ from ampcompare.source.migrate.core.internals import AMP_STATE, rewrite_or_refus
 from ampcompare.source.migrate.core.model_casts import (
     fp16_level_of_file,
     initialize_gets_optimizer,
-    model_casts_itself,
+    puts_autocast_in_forward,
 )
-from ampcompare.source.migrate.core.outside import OUTSIDE, cast_or_refuse_outside_calls
+from ampcompare.source.migrate.core.outside import OUTSIDE, cast_or_refuse_uncovered_calls
 from ampcompare.source.migrate.core.scalers import plan_scaler
 from ampcompare.source.migrate.core.state_dict import rewrite_amp_state
 from ampcompare.source.migrate.core.steps import (
@@ -35,14 +35,14 @@ from ampcompare.source.migrate.read.apex_guards import (
     apex_names_rebound_by_choice,
     is_only_tested_for_presence,
     places_replacing_apex,
-    places_taking_apex_by_text,
+    places_taking_apex_by_string,
 )
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.forward import ForwardPasses, find_forward_passes
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
 from ampcompare.source.migrate.read.order import BLOCK, find_event_order, is_backward_pass, is_step_or_read
-from ampcompare.source.migrate.read.rebinding import UNSEEN, names_bound_by_text
+from ampcompare.source.migrate.read.rebinding import UNSEEN, names_bound_by_string
 from ampcompare.source.migrate.read.sites import (
     BackwardPass,
     InitializeCall,
@@ -137,7 +137,7 @@ def rewrite_core(
     sites.backwards = [each for each in sites.backwards if id(each.node) not in order.plain]
     forward = ForwardPasses() if fp16_level_of_file(sites) else find_forward_passes(index, names, sites)
     core = ApexCore(module, index, around, names, edits, torch, sites, planned, order, forward)
-    for node in [each for each, text in names_bound_by_text(module) if text == UNSEEN]:
+    for node in [each for each, text in names_bound_by_string(module) if text == UNSEEN]:
         core.add_note(node, NAMES_UNSEEN)
     for call, name in outside_calls_with_loss_and_optimizer(core):
         raise UnsureRewrite(call, HANDED_ON.format(name))
@@ -145,9 +145,9 @@ def rewrite_core(
         raise UnsureRewrite(backward.statement, FORWARD_UNSEEN)
     _refuse_training_above_initialize(core)
     rewrite_initialize_calls(core)
-    for call in () if model_casts_itself(core) else forward.apart:
+    for call in () if puts_autocast_in_forward(core) else forward.apart:
         core.add_note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
-    cast_or_refuse_outside_calls(core)
+    cast_or_refuse_uncovered_calls(core)
     for first, last in forward.regions:
         if not core.is_in_disable_casts_block(first):
             edits.put_under_header(first, last, core.autocast_line)
@@ -181,7 +181,9 @@ def _refuse_calls_of_unseen_apex(module: Module, names: ModuleImports) -> None:
     """Refuse calls by names that Apex alone has, of what is not seen to be Apex."""
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
-            is_known = names.full_name_of(node) is not None or is_name_of_adapter(module.resolve(node) or "")
+            is_known = names.full_name_of(node) is not None or is_in_adapter_module(
+                module.resolve(node) or ""
+            )
             if not is_known and isinstance(module.parent(node), ast.Call):
                 raise UnsureRewrite(node, MAY_BE_APEX.format(node.attr))
 
@@ -242,14 +244,14 @@ def _refuse_apex_passed_or_rebound(module: Module, names: ModuleImports) -> None
             raise UnsureRewrite(node, SWITCHED.format(name))
     for place in places_replacing_apex(module):
         raise UnsureRewrite(place, REPLACED)
-    for taken, text in places_taking_apex_by_text(module):
+    for taken, text in places_taking_apex_by_string(module):
         raise UnsureRewrite(taken, TAKEN_BY_TEXT.format(text))
 
 
 def _refuse_scaling_by_library(module: Module, initialize: InitializeCall) -> None:
     """Refuse a loss that a library scales by Apex, such as timm's `ApexScaler`, or the Trainer of transformers."""
     for each in find_apex_callers(module):
-        raise UnsureRewrite(each.node, each.text_with_apex("Apex"))
+        raise UnsureRewrite(each.node, each.message_naming_apex("Apex"))
     holder = module.class_of(initialize.function)
     bases = {dotted_name(base) for base in holder.bases} if holder is not None else set()
     for _, alias, full in module.imports:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer
 from ampcompare.source.migrate.core.context import last_name_before_index
-from ampcompare.source.migrate.core.model_casts import model_casts_itself
+from ampcompare.source.migrate.core.model_casts import puts_autocast_in_forward
 from ampcompare.source.module import Module, Scope
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class AutocastCoverage:
             self._reached[scope] = Answer.NO  # for one that calls itself
             index, name = self._core.index, scope.function.name
             calls, complete = index.possible_calls_and_completeness(scope)
-            found = [self.coverage_of_node(index.scope_of_call(each).module, each) for each in calls]
+            found = [self.coverage_of_node(index.scope_around_call(each).module, each) for each in calls]
             # A constructor runs where training is set up, unless a block is seen to have it.
             if name in OF_OBJECTS or (not complete and name != "__init__"):
                 found.append(Answer.UNKNOWN)
@@ -81,7 +81,7 @@ class AutocastCoverage:
         is_of_model = (
             isinstance(node, ast.Call) and last_name_before_index(node.func) in self._core.model_names
         )
-        return is_of_model and model_casts_itself(self._core)
+        return is_of_model and puts_autocast_in_forward(self._core)
 
 
 def scope_around(module: Module, node: ast.AST) -> Scope:

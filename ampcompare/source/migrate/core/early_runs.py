@@ -20,7 +20,7 @@ MAX_CALLERS = 200  # that are followed for one question
 
 
 class PlaceAroundInitialize(Enum):
-    """Where a statement runs."""
+    """Where a statement runs, seen from `amp.initialize`: above it, below it, or not known."""
 
     ABOVE = "above amp.initialize"
     BELOW = "below it, or again in a loop that has it"
@@ -87,7 +87,7 @@ class EarlyRuns:
                 continue
             seen.add(scope)
             for call in calls:
-                home = self._index.scope_of_call(call)
+                home = self._index.scope_around_call(call)
                 waiting.append((home, home.module.statement_around(call)))
         if waiting:
             yield (*waiting[0], True)

@@ -61,7 +61,7 @@ def note_hooks_of_gradients(core: ApexCore) -> None:
         ]:
             if names := list(dict.fromkeys(_computations_of_hook(core.index, module, call))):
                 _add_note(core, module, call, HOOK.format(", ".join(names)))
-        for home, scope in _own_backward_passes(module):
+        for home, scope in _autograd_backward_methods(module):
             if names := list(dict.fromkeys(_computations_of_functions(core.index, [scope]))):
                 _add_note(core, module, scope.node, BACKWARD.format(home, ", ".join(names)))
 
@@ -99,7 +99,7 @@ def _add_note(core: ApexCore, module: Module, node: ast.AST, text: str) -> None:
         core.add_note(core.sites.initializes[0].call, place + text)
 
 
-def _own_backward_passes(module: Module) -> Iterator[tuple[str, Scope]]:
+def _autograd_backward_methods(module: Module) -> Iterator[tuple[str, Scope]]:
     """Yield `backward` of each autograd function of a module that keeps no autocast, with the name of its class."""
     for node in module.nodes:
         if not isinstance(node, ast.ClassDef) or not any(

@@ -100,7 +100,7 @@ def _is_called_from_file(core: ApexCore, scope: Scope, depth: int = 0) -> bool:
         return False
     return any(
         each in core.module.scope_of
-        or (depth < MAX_DEPTH and _is_called_from_file(core, core.index.scope_of_call(each), depth + 1))
+        or (depth < MAX_DEPTH and _is_called_from_file(core, core.index.scope_around_call(each), depth + 1))
         for each in core.index.possible_calls_and_completeness(scope)[0]
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.amp_names import OPT_LEVELS
 from ampcompare.source.branches import never_run_together
-from ampcompare.source.migrate.core.model_casts import wrapped_model_lines
+from ampcompare.source.migrate.core.model_casts import lines_putting_autocast_in_forward
 from ampcompare.source.migrate.core.scalers import ifs_around_call, is_constructor, runs_under_varying_tests
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.options import UNSEEN, expression_as_bool
@@ -78,7 +78,7 @@ def _rewrite_initialize_call(core: ApexCore, initialize: InitializeCall, setting
     if in_module:
         declare_scaler_global(core, function)
     default = [f"{planned.expression} = {core.idle_scaler_expression}"]
-    models = wrapped_model_lines(core, initialize)
+    models = lines_putting_autocast_in_forward(core, initialize)
     if in_class:
         _declare_scaler_in_class(core, initialize)
     above = _find_earlier_call_always_run(core, initialize)
@@ -339,6 +339,7 @@ def _needs_no_parentheses(node: ast.expr) -> bool:
 
 
 def lines_of_call(core: ApexCore, function: str, arguments: list[str]) -> list[str]:
+    """Return the source of a call as lines: one, or one for each argument where that is too long."""
     text = f"{function}({', '.join(arguments)})"
     if len(text) <= MAX_LENGTH and "\n" not in text:
         return [text]

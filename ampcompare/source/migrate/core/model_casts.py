@@ -80,14 +80,14 @@ def fp16_level_of_file(sites: Sites) -> str:
     return min(found) if found and found <= {"O2", "O3"} else ""
 
 
-def model_casts_itself(core: ApexCore) -> bool:
+def puts_autocast_in_forward(core: ApexCore) -> bool:
     """Return whether `forward` of the models gets autocast, rather than the calls that a scaled loss comes from."""
     return bool(fp16_level_of_file(core.sites)) or not any(each.block for each in core.sites.backwards)
 
 
-def wrapped_model_lines(core: ApexCore, initialize: InitializeCall) -> list[str]:
+def lines_putting_autocast_in_forward(core: ApexCore, initialize: InitializeCall) -> list[str]:
     """Return lines that let `forward` of the models run under autocast wherever it is called; none where calls do."""
-    if not model_casts_itself(core):
+    if not puts_autocast_in_forward(core):
         return []
     module, level = core.module, fp16_level_of_file(core.sites)
     if initialize_gets_optimizer(initialize) and not any(each.block for each in core.sites.backwards):

@@ -19,7 +19,7 @@ from ampcompare.source.migrate.core.holders import (
     items_bound_below,
     returns_values_and_indices,
 )
-from ampcompare.source.migrate.core.model_casts import model_casts_itself
+from ampcompare.source.migrate.core.model_casts import puts_autocast_in_forward
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import (
@@ -90,7 +90,7 @@ NOT_KNOWN = (
 )
 
 
-def add_autocast_behind_outputs(core: ApexCore) -> None:
+def add_autocast_to_uses_of_outputs(core: ApexCore) -> None:
     """Add regions of autocast for the statements that compute on what came from it, where O1 cast to another type.
 
     Raises:
@@ -108,7 +108,7 @@ def add_autocast_behind_outputs(core: ApexCore) -> None:
             isinstance(node, (ast.Yield, ast.YieldFrom)) for node in walk(each)
         ):
             raise UnsureRewrite(each, NO_SCALER.format(ast.unparse(each).splitlines()[0]))
-        _add_to_regions(core, each)
+        _add_to_autocast_regions(core, each)
     if unknown:
         first = next(iter(unknown.values()))
         core.add_note(
@@ -118,7 +118,7 @@ def add_autocast_behind_outputs(core: ApexCore) -> None:
         core.add_note(function, RETURNED.format(file))
 
 
-def _add_to_regions(core: ApexCore, statement: ast.stmt) -> None:
+def _add_to_autocast_regions(core: ApexCore, statement: ast.stmt) -> None:
     """Add a statement to the region that ends right above it, or as one of its own."""
     block, place = core.module.block_and_place(statement)
     for number, (first, last) in enumerate(core.forward.regions):
@@ -360,14 +360,14 @@ class AutocastOutputs:
             calls = index.possible_calls_and_completeness(scope)[0] if names.returns else []
             for call in calls:
                 if call not in module.scope_of:
-                    yield scope.node, index.relative_path_of(index.scope_of_call(call).module)
+                    yield scope.node, index.relative_path_of(index.scope_around_call(call).module)
                     break
 
     def call_makes_output(self, module: Module, call: ast.Call) -> bool:
         """Return whether a call under autocast computes by itself: one of a model, or of what nobody defines here."""
         if module is not self.core.module:
             return False
-        if model_casts_itself(self.core):
+        if puts_autocast_in_forward(self.core):
             return (
                 last_name_before_index(call.func) in self.core.model_names
             )  # whose forward pass alone has autocast

@@ -24,8 +24,8 @@ from ampcompare.source.migrate.core.model_calls import (
     is_computing_model_call,
     owner_name_of_method,
 )
-from ampcompare.source.migrate.core.model_casts import model_casts_itself
-from ampcompare.source.migrate.core.outputs import CASTS, add_autocast_behind_outputs
+from ampcompare.source.migrate.core.model_casts import puts_autocast_in_forward
+from ampcompare.source.migrate.core.outputs import CASTS, add_autocast_to_uses_of_outputs
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, SHOWS, is_backward_pass
 from ampcompare.source.syntax import (
@@ -109,18 +109,18 @@ METHOD = (
 )
 
 
-def cast_or_refuse_outside_calls(core: ApexCore) -> None:
+def cast_or_refuse_uncovered_calls(core: ApexCore) -> None:
     """Put evaluation under autocast where that is sure, and note or refuse the calls of models that stay in fp32."""
     if core.is_all_fp32:
         return
-    if not model_casts_itself(core):
+    if not puts_autocast_in_forward(core):
         core.wrapped |= _add_autocast_to_evaluations(core) | _cast_own_forward(core)
-        add_autocast_behind_outputs(core)
+        add_autocast_to_uses_of_outputs(core)
     refuse_half_weights(core)
     _refuse_or_note_fp16_inputs(core)
     refuse_or_note_half_networks(core)
     _note_methods_trusted_by_name(core)
-    if not model_casts_itself(core):
+    if not puts_autocast_in_forward(core):
         _CallsOutsideAutocast(core).note_or_refuse_calls()
         _note_uncast_computations(core)
 
@@ -195,7 +195,7 @@ def _refuse_or_note_fp16_inputs(core: ApexCore) -> None:
     for call in module.calls:
         name = last_name_before_index(call.func)
         is_method = name not in tails and is_computing_model_call(call, tails)
-        if not is_method and (name not in tails or model_casts_itself(core)):
+        if not is_method and (name not in tails or puts_autocast_in_forward(core)):
             continue
         statement = module.statement_around(call)
         if core.has_autocast(call) or core.runs_only_before_initialize(statement):
@@ -207,7 +207,7 @@ def _refuse_or_note_fp16_inputs(core: ApexCore) -> None:
                 and module.statement_around(node).lineno < statement.lineno
             ):
                 raise UnsureRewrite(call, HALF_GIVEN.format(module.statement_around(node).lineno))
-        if is_method and model_casts_itself(core) and name not in noted:
+        if is_method and puts_autocast_in_forward(core) and name not in noted:
             noted.add(name)
             core.add_note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
 
@@ -230,7 +230,7 @@ def _note_methods_trusted_by_name(core: ApexCore) -> None:
                 if not methods or any(
                     _method_surely_computes(core, module, each) for module, each in methods
                 ):
-                    seen = METHOD if model_casts_itself(core) else OUTSIDE
+                    seen = METHOD if puts_autocast_in_forward(core) else OUTSIDE
                     core.add_note(call, (seen if methods else TRUSTED).format(f"{ast.unparse(call.func)}()"))
 
 
@@ -292,7 +292,8 @@ def _note_uncast_computations(core: ApexCore) -> None:
         core.add_note(core.sites.initializes[0].call, ELSEWHERE.format(named))
 
 
-def _is_pass_of_network(function: Called | ImportedObject) -> bool:
+def _is_forward_of_network(function: Called | ImportedObject) -> bool:
+    """Return whether a function is the forward pass of a network: `forward`, or `__call__` of torch's modules."""
     if isinstance(function, Called):
         return function.name == "forward"
     return function.name.endswith("__call__") and function.name.startswith(NETWORKS)
@@ -305,7 +306,7 @@ def _is_call_of_other_network(core: ApexCore, call: ast.Call) -> bool:
     scope = core.module.scope_of[call]
     choices = functions_of_callee(core.index.callee(call, scope))
     if choices:
-        return any(_is_pass_of_network(each) for each in choices)
+        return any(_is_forward_of_network(each) for each in choices)
     key = dotted_name(call.func) or ""
     is_variable = "." not in key or (key.startswith("self.") and key.count(".") == 1)
     values = (core.module.values_of(key, scope) or []) if is_variable else []

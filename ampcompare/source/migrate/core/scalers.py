@@ -166,7 +166,7 @@ def _scaler_outlasts_call(index: Index, initialize: InitializeCall) -> bool:
     names = module.positional_parameters_without_self(function)
     for call in index.possible_calls_and_completeness(module.scope_from[function])[0]:
         given = [value for name, value in arguments(call, names).items() if name in asked]
-        home = index.scope_of_call(call).module
+        home = index.scope_around_call(call).module
         loops = [each for each in home.ancestors_up_to_function(call) if isinstance(each, LoopNode)]
         if any(_dotted_names_in(given) & names_bound_in(loop) for loop in loops):
             return True

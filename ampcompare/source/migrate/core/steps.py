@@ -87,7 +87,7 @@ def insert_unscale_and_replace_masters(core: ApexCore) -> None:
     groups: dict[tuple[str, int], tuple[OptimizerStep, list[GradientRead]]] = {}
     blocks = {each.statement for each in core.sites.backwards if each.block}
     for read in core.sites.reads:
-        if id(read.node) in core.order.lifted or any(
+        if id(read.node) in core.order.unscaled_before or any(
             outer in blocks for outer in core.module.ancestors(read.statement)
         ):
             continue
@@ -322,11 +322,11 @@ def _find_parameters_of_plain_branch(core: ApexCore, call: ast.Call) -> str | No
         if len(optimizers) != len(parameters):
             return None
         found = parameters[optimizers.index(ast.unparse(call))]
-        return found if _has_optimizer_just(core, call, found) else None
+        return found if _does_optimizer_hold_only(core, call, found) else None
     return None
 
 
-def _has_optimizer_just(core: ApexCore, call: ast.Call, parameters: str) -> bool:
+def _does_optimizer_hold_only(core: ApexCore, call: ast.Call, parameters: str) -> bool:
     """Return whether the optimizer of `amp.master_params` surely holds the parameters of an expression, and no other.
 
     It is built of the same text, in each place that gives it a value, and gets no group later; nor does the name of
@@ -402,7 +402,7 @@ def _refuse_step_retried_after_error(module: Module, step: OptimizerStep) -> Non
 
 def _insert_scale_update(core: ApexCore, step: OptimizerStep, line: str) -> None:
     """Update the scale behind a step, and where its gradients leave it out."""
-    last = _statement_to_update_behind(core, step)
+    last = _statement_to_update_after(core, step)
     guards = _gradient_guards_around(core, step)
     if guards:
         core.add_note(step.call, GUARDED_AFTER_OVERFLOW)
@@ -558,7 +558,7 @@ def _is_scaler_off_at(core: ApexCore, backward: BackwardPass) -> bool:
     )
 
 
-def _statement_to_update_behind(core: ApexCore, step: OptimizerStep) -> ast.stmt:
+def _statement_to_update_after(core: ApexCore, step: OptimizerStep) -> ast.stmt:
     """Return the statement to update the scale after: the `if` around the step, where others wait for it above."""
     module = core.module
     waiting = [each for each in core.sites.steps if not core.order.updates.get(id(each.call), True)]

@@ -118,6 +118,8 @@ def arithmetic_differing_under_o1(
 
 
 class _ValueFlow:
+    """Follows model, optimizer and outputs of a training through its files; a use that is not listed is refused."""
+
     def __init__(self, core: ApexCore) -> None:
         self._core = core
         self._waiting: list[_FollowedUse] = []
@@ -281,7 +283,7 @@ class _ValueFlow:
             if use.kind != PARAMETERS:
                 self._follow_targets(use, [around.target], around)
         elif isinstance(around, ast.AugAssign):
-            self._follow_sum(use, around, [around.target])
+            self._follow_arithmetic(use, around, [around.target])
         elif isinstance(around, ast.Return):
             self._follow_return(use, around)
         elif isinstance(around, (ast.Tuple, ast.List)) and isinstance(
@@ -305,7 +307,7 @@ class _ValueFlow:
         if isinstance(around, ast.UnaryOp) and isinstance(around.op, ast.Not):
             return
         if is_value and isinstance(around, ast.BinOp):
-            self._follow_sum(use, around, [])
+            self._follow_arithmetic(use, around, [])
         elif is_value and isinstance(around, ast.Subscript):
             if around.value is use.node:  # as an index, it chooses the same elements whatever its type
                 self._add_use(use._replace(node=around))
@@ -328,9 +330,10 @@ class _ValueFlow:
             return False
         return isinstance(node.left, ast.JoinedStr) or isinstance(getattr(node.left, "value", None), str)
 
-    def _follow_sum(
+    def _follow_arithmetic(
         self, use: _FollowedUse, around: ast.BinOp | ast.AugAssign, targets: list[ast.expr]
     ) -> None:
+        """Follow a value through arithmetic: refuse what stands outside of autocast, go on with the result."""
         if use.kind != VALUE:
             self._refuse_use(use, around)
         operands = [around.left, around.right] if isinstance(around, ast.BinOp) else [around.target]
@@ -391,7 +394,7 @@ class _ValueFlow:
         if not complete or use.kind == PARAMETERS:
             self._refuse_use(use, around)
         for call in calls:
-            home = self._core.index.scope_of_call(call).module
+            home = self._core.index.scope_around_call(call).module
             self._add_use(
                 _FollowedUse(
                     home, call, use.kind, is_cast=False if home is self._core.module else use.is_cast

@@ -13,7 +13,7 @@ from ampcompare.source.index import Function as Called
 from ampcompare.source.index import UnknownFunction, functions_of_callee
 from ampcompare.source.migrate.core.casts import OF_O1
 from ampcompare.source.migrate.core.context import ApexCore
-from ampcompare.source.migrate.core.model_casts import model_casts_itself
+from ampcompare.source.migrate.core.model_casts import puts_autocast_in_forward
 from ampcompare.source.migrate.core.scalers import ifs_around_call
 from ampcompare.source.migrate.ordinary.flow import arithmetic_differing_under_o1, refuse_unlisted_value_flow
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
@@ -265,7 +265,7 @@ def _refuse_unusual_forward(core: ApexCore) -> None:
     (block,) = [each for each in core.sites.backwards if each.block]
     outer = _statement_of_backward(core, block)
     above = [each for each in core.forward.regions if module.block_of(each[0]) is module.block_of(outer)]
-    if model_casts_itself(core) or not above:
+    if puts_autocast_in_forward(core) or not above:
         raise OrdinaryForm.FORWARD_PLACE.refusal_of(block.statement)
     first, last = above[0]
     for other, _ in core.forward.regions:
@@ -300,7 +300,7 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
             raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
     for mixed, message in arithmetic_differing_under_o1(module, core.index, nodes):
         raise UnsureRewrite(mixed, message)
-    for unknown in ScalarTensorFinder(module, core.index).arithmetic_without_number(nodes):
+    for unknown in ScalarTensorFinder(module, core.index).arithmetic_without_python_number(nodes):
         raise UnsureRewrite(unknown, UNKNOWN_TENSORS.format(ast.unparse(unknown)))
 
 

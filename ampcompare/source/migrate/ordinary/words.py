@@ -244,7 +244,7 @@ def _nodes_unfit_for_networks(core: ApexCore, module: Module) -> Iterator[tuple[
     """Yield what no network may have, and products that stand elsewhere, each with the message and its words."""
     networks = list(network_classes(module))
     for network in networks:
-        for node in _nodes_that_hide_methods(core, module, network):
+        for node in _unread_bases_and_decorators(core, module, network):
             yield node, (HIDES, network.name)
     for part in (*networks, *_functions_given_as_values(module)):
         for node in walk(part):
@@ -258,7 +258,7 @@ def _nodes_unfit_for_networks(core: ApexCore, module: Module) -> Iterator[tuple[
                 yield node, (PRODUCT, found)
 
 
-def _nodes_that_hide_methods(core: ApexCore, module: Module, network: ast.ClassDef) -> Iterator[ast.AST]:
+def _unread_bases_and_decorators(core: ApexCore, module: Module, network: ast.ClassDef) -> Iterator[ast.AST]:
     """Yield the bases of a network that are none of torch or the project, and decorators of its methods."""
     for base in network.bases:
         if module.resolve(base) in BASES:

@@ -40,7 +40,7 @@ class ApexCaller(NamedTuple):
     instead: str
     full: str
 
-    def text_with_apex(self, apex: str) -> str:
+    def message_naming_apex(self, apex: str) -> str:
         """Return what it does by Apex, which is called so, and what to do."""
         return f"{self.does} {apex}{self.instead}"
 

@@ -11,7 +11,7 @@ from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import expression_as_bool
-from ampcompare.source.migrate.read.rebinding import names_bound_by_text
+from ampcompare.source.migrate.read.rebinding import names_bound_by_string
 from ampcompare.source.migrate.read.replacement_table import IMPORTED
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
@@ -54,7 +54,7 @@ def answer_apex_availability_with_yes(module: Module, edits: Edits) -> list[Find
         ):
             answer = _find_question_and_its_answer(module, node)
             if answer is None:
-                if _is_asked_by_import(module, node):
+                if _is_argument_of_import_function(module, node):
                     findings.append(Finding.of_node(node, BY_HAND, ASKS))
                 continue
             question, value = answer
@@ -73,7 +73,7 @@ def findings_of_texts_naming_apex(module: Module) -> list[Finding]:
         and FULL_NAME.fullmatch(node.value)
         and not isinstance(module.parent(node), (ast.Expr, ast.Subscript))
         and _find_question_and_its_answer(module, node) is None
-        and not _is_asked_by_import(module, node)
+        and not _is_argument_of_import_function(module, node)
     ]
 
 
@@ -113,7 +113,8 @@ def _find_question_and_its_answer(module: Module, name: ast.Constant) -> tuple[a
     return parent, True
 
 
-def _is_asked_by_import(module: Module, name: ast.Constant) -> bool:
+def _is_argument_of_import_function(module: Module, name: ast.Constant) -> bool:
+    """Return whether a string is an argument of a function that imports or finds a module."""
     parent = module.parent(name)
     return isinstance(parent, ast.Call) and last_name(parent.func) in IMPORTERS
 
@@ -154,7 +155,7 @@ def places_replacing_apex(module: Module) -> Iterator[ast.Subscript]:
                 yield each
 
 
-def places_taking_apex_by_text(module: Module) -> Iterator[tuple[ast.expr, str]]:
+def places_taking_apex_by_string(module: Module) -> Iterator[tuple[ast.expr, str]]:
     """Yield what takes Apex out of `sys.modules`, or imports it, by a text, for more than to ask for it.
 
     With that text.
@@ -165,14 +166,16 @@ def places_taking_apex_by_text(module: Module) -> Iterator[tuple[ast.expr, str]]
             text = apex_text_of(node.slice) if is_table_of_loaded_modules(node.value) else ""
         elif isinstance(node, ast.Call) and node.args and isinstance(node.func, (ast.Name, ast.Attribute)):
             is_lookup = isinstance(node.func, ast.Attribute) and is_table_of_loaded_modules(node.func.value)
-            is_taken = last_name(node.func) in ("get", "__getitem__") if is_lookup else _imports_by_text(node)
+            is_taken = (
+                last_name(node.func) in ("get", "__getitem__") if is_lookup else _imports_by_string(node)
+            )
             text = apex_text_of(node.args[0]) if is_taken else ""
         if text and isinstance(node, ast.expr) and not isinstance(module.parent(node), ast.Expr):
             if not is_only_tested_for_presence(module, node):
                 yield node, text
 
 
-def _imports_by_text(call: ast.Call) -> bool:
+def _imports_by_string(call: ast.Call) -> bool:
     return last_name(call.func) in ("import_module", "__import__")
 
 
@@ -219,7 +222,7 @@ def apex_names_rebound_by_choice(module: Module, names: ModuleImports) -> dict[s
             continue
         found.setdefault(node.id, node)
     own = {name for name, full in module.top.imports.items() if any(map(_is_of_apex, full))}
-    for place, name in (*names_bound_by_text(module), *_names_bound_by_global_statements(module)):
+    for place, name in (*names_bound_by_string(module), *_names_bound_by_global_statements(module)):
         if name in own:
             found.setdefault(name, place)
     return found
@@ -275,12 +278,12 @@ def simplify_constant_conditions(text: str) -> str:
         if node is None:
             break
         edits = Edits(module)
-        _take_answer_out(module, edits, node, ANSWERS[node.id])
+        _replace_decided_expression(module, edits, node, ANSWERS[node.id])
         text = edits.edited_text()
     return text
 
 
-def _take_answer_out(module: Module, edits: Edits, node: ast.expr, value: bool) -> None:
+def _replace_decided_expression(module: Module, edits: Edits, node: ast.expr, value: bool) -> None:
     """Take an answer out of the largest expression on which it decides."""
     parent = module.parent(node)
     while isinstance(parent, ast.UnaryOp | ast.BoolOp):

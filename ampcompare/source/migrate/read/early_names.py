@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.amp_names import is_name_of_adapter
+from ampcompare.source.amp_names import is_in_adapter_module
 from ampcompare.source.migrate.read.cast_lists import CAST_BY_AUTOCAST
 from ampcompare.source.module import ImportedName, Module, Scope
 from ampcompare.source.syntax import (
@@ -61,7 +61,7 @@ def find_early_bindings_of_torch(module: Module) -> dict[ast.AST, str]:
     its call, and what surely runs below `amp.initialize`.
     """
     found: dict[ast.AST, list[str]] = {}
-    uses = _UsesOfValues(module)
+    uses = _UsesOfFunctionValues(module)
     for statement, name in _imports_binding_early(module, uses):
         found.setdefault(statement, []).append(name)
     for node, name in (*_named_functions(module), *_looked_up_functions(module)):
@@ -85,7 +85,7 @@ def _name_cast_by_autocast(full_name: str) -> bool:
 # What gives a function.
 
 
-def _imports_binding_early(module: Module, uses: _UsesOfValues) -> Iterator[tuple[ast.stmt, str]]:
+def _imports_binding_early(module: Module, uses: _UsesOfFunctionValues) -> Iterator[tuple[ast.stmt, str]]:
     """Yield the imports that bind functions before O1 casts, each with the name of one."""
     for imported in module.imports:
         statement, alias, full = imported
@@ -183,7 +183,7 @@ def _functions_by_key(
     place = _full_name_of_module(module, base)
     if place not in PLACES or _gives_dtype(module, node, key):
         return
-    keys = None if key is None else _known_texts(module, key)
+    keys = None if key is None else _possible_string_values(module, key)
     if keys is not None:
         yield from ((node, each) for each in keys if _name_cast_by_autocast(f"{place}.{each}"))
     elif _may_name_function(place, key):
@@ -199,7 +199,7 @@ def _gives_dtype(module: Module, node: ast.expr, key: ast.expr | None) -> bool:
     return any(each.endswith("dtype") for each in names)
 
 
-def _known_texts(module: Module, key: ast.expr) -> list[str] | None:
+def _possible_string_values(module: Module, key: ast.expr) -> list[str] | None:
     """Return the texts that a key may be, if all of them are written in the module."""
     values = [key]
     name = dotted_name(key)
@@ -246,16 +246,16 @@ def _evaluated_functions(module: Module, node: ast.Call, text: ast.expr) -> Iter
 # What becomes of it.
 
 
-class _UsesOfValues:
+class _UsesOfFunctionValues:
     """What a module does with functions as values, and where it calls `amp.initialize`."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._initializes = [call for call in module.calls if _is_initialize(module, call)]
-        leading = self._names_leading_there()
+        leading = self._names_leading_to_initialize()
         self._leading = {call for call in module.calls if last_name(call.func) in leading}
 
-    def _names_leading_there(self) -> set[str]:
+    def _names_leading_to_initialize(self) -> set[str]:
         """Return the names of functions and classes of the module that may call `amp.initialize`, through others."""
         module, names = self._module, {"initialize"}
         calls = [(each, last_name(each.func)) for each in module.calls] if "initialize" in module.text else []
@@ -348,7 +348,7 @@ class _UsesOfValues:
 def _is_initialize(module: Module, call: ast.Call) -> bool:
     full = module.resolve(call.func) or ""
     return full == "apex.amp.initialize" or (
-        is_name_of_adapter(full.rpartition(".")[0]) and last_part(full) == "initialize"
+        is_in_adapter_module(full.rpartition(".")[0]) and last_part(full) == "initialize"
     )
 
 

@@ -38,7 +38,7 @@ MAX_DEPTH = 4
 
 @dataclass
 class ForwardPasses:
-    """Where forward passes are.
+    """The statements that compute the losses and go under autocast, and the backward passes for which there are none.
 
     Attributes:
         regions: first and last statement of each run to put under autocast.
@@ -106,6 +106,7 @@ class _ForwardFinder:
         )
 
     def _barrier_nodes(self) -> set[ast.AST]:
+        """Return the nodes that hold a backward pass, a step or the like: no forward pass reaches across one."""
         found: set[ast.AST] = {call for call, _ in self._module.method_calls(*BARRIERS)}
         found |= {each.statement for each in self._sites.backwards}
         found |= set(self._calls_with_backward())

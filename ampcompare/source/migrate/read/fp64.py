@@ -59,7 +59,7 @@ def find_fp64(module: Module) -> Iterator[ast.expr]:
         function = module.function_around(node)
         holder = module.class_of(function)
         runs = function is not None and function.name != "__init__" and (holder is None or holder in networks)
-        if (networks and runs) or _sets_default(module, node) or made.reaches_network(node):
+        if (networks and runs) or _sets_default_dtype(module, node) or made.reaches_network(node):
             yield node
 
 
@@ -94,14 +94,14 @@ class _UsesOfFp64:
                 if isinstance(outer, ast.stmt):
                     if self._is_kept_or_loaded(outer):
                         return True
-                    waiting += self._names_bound_by(outer, below)
+                    waiting += self._uses_of_bound_names(outer, below)
                     break
                 is_called = isinstance(outer, ast.Call) and outer.func is start
                 if is_called or self._is_sink(outer, below):
                     return True
                 if self._leaves_fp64(outer, below):
                     break
-                waiting += self._parameters_bound_by(outer, below)
+                waiting += self._uses_of_bound_parameters(outer, below)
                 below = outer
         return False
 
@@ -126,8 +126,8 @@ class _UsesOfFp64:
         is_assigned = isinstance(statement, (ast.Assign, ast.AnnAssign)) and function in self._constructors
         return is_assigned and any(each.startswith("self.") for each in names_bound_in(statement))
 
-    def _names_bound_by(self, statement: ast.stmt, below: ast.AST) -> list[ast.expr]:
-        """Return where a module uses what a statement makes of the expression below it: by a name, or by a call."""
+    def _uses_of_bound_names(self, statement: ast.stmt, below: ast.AST) -> list[ast.expr]:
+        """Return where a module uses the names that a statement binds to an expression below it, or calls."""
         module = self._module
         if isinstance(statement, ast.Return):
             name = getattr(module.function_around(statement), "name", "")
@@ -138,9 +138,9 @@ class _UsesOfFp64:
             bound = names_bound_in(statement.target)
         else:
             return []
-        return self._loads(bound, module.function_around(statement))
+        return self._reads_of_names(bound, module.function_around(statement))
 
-    def _parameters_bound_by(self, outer: ast.AST, below: ast.AST) -> list[ast.expr]:
+    def _uses_of_bound_parameters(self, outer: ast.AST, below: ast.AST) -> list[ast.expr]:
         """Return where functions of the module use what is below a call of them."""
         module = self._module
         found: list[ast.expr] = []
@@ -150,10 +150,12 @@ class _UsesOfFp64:
             if isinstance(function, FunctionNode) and function.name == last_name(outer.func):
                 value = below.value if isinstance(below, ast.keyword) else below
                 given = arguments(outer, module.positional_parameters_without_self(function))
-                found += self._loads({name for name, each in given.items() if each is value}, function)
+                found += self._reads_of_names(
+                    {name for name, each in given.items() if each is value}, function
+                )
         return found
 
-    def _loads(self, names: set[str], function: FunctionNode | None) -> list[ast.expr]:
+    def _reads_of_names(self, names: set[str], function: FunctionNode | None) -> list[ast.expr]:
         """Return where names have their values: plain ones in a function, attributes in all of the module."""
         nodes = walk(function) if function is not None else self._module.nodes
         plain = [each for each in nodes if isinstance(each, ast.Name) and each.id in names]
@@ -173,7 +175,7 @@ class _UsesOfFp64:
         return isinstance(outer, (ast.Compare, ast.FormattedValue, ast.Lambda))
 
 
-def _sets_default(module: Module, node: ast.expr) -> bool:
+def _sets_default_dtype(module: Module, node: ast.expr) -> bool:
     """Return whether a type is that of all new tensors from then on."""
     outer = module.parent(node)
     return isinstance(outer, ast.Call) and (module.resolve(outer.func) or "").rpartition(".")[2] in DEFAULTS

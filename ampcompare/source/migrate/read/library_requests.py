@@ -19,7 +19,7 @@ ASKED = "{0} takes the installed Apex by {1}{2}"
 
 
 class _Library(NamedTuple):
-    """Who takes Apex by a word.
+    """A library that uses Apex where an option has a certain value, and what to write instead.
 
     Attributes:
         name: as it is called.

@@ -24,7 +24,7 @@ NEEDED = frozenset({"scale_loss", "master_params", "state_dict", "load_state_dic
 
 @dataclass(frozen=True)
 class Neighbors:
-    """What other modules have to do with a module.
+    """The other modules of the project that import a module, are imported by it, or share a training with it.
 
     Attributes:
         path: of the module; None if it is text alone.
@@ -51,7 +51,7 @@ class Neighbors:
         project = self.project_of(module)
         if project.path is None:
             return Index(module)
-        modules = frozenset([module, *(each for _, each in project.modules_around())])
+        modules = frozenset([module, *(each for _, each in project.modules_connected_by_imports())])
         if modules not in INDEXES:
             if len(INDEXES) >= MAX_INDEXES:
                 INDEXES.clear()
@@ -74,7 +74,7 @@ class Neighbors:
         if (place := self._imports_and_path(module)) is None:
             return
         imports, own = place
-        around = imports.files_around(own)
+        around = imports.files_connected_by_imports(own)
         reached = [{path, *imports.files_imported_transitively(path)} for path in (*around, own)]
         for path in around:
             if imports.is_question_true_of_module(path, has_part_of_apex_core):
@@ -117,7 +117,7 @@ class Neighbors:
         imports, own = place
         checking = [
             path
-            for path in imports.files_around(own)
+            for path in imports.files_connected_by_imports(own)
             if imports.is_question_true_of_module(path, has_part_of_apex_core)
             and (
                 path in imports.files_imported_transitively(own)

@@ -108,7 +108,7 @@ SPELLED = "text of "  # before the name of a parameter: what the first function 
 
 @dataclass
 class GradientEventOrder:
-    """What follows from the order of events.
+    """What was proven from the order of backward passes, steps and reads: which steps are scaled, where to update.
 
     Attributes:
         updates: steps (by `id` of the call) after which the scale is updated.
@@ -116,7 +116,7 @@ class GradientEventOrder:
         pending: optimizers whose gradients are scaled and not yet used, at each read (by `id` of its node).
         seen: whether a block was met at all.
         guards: steps (by `id` of the call) with the tests of gradients that decide on them.
-        lifted: reads (by `id` of the node) in functions that a statement calls, which counts as the read.
+        unscaled_before: reads (by `id` of the node) in functions that a statement calls, which counts as the read.
         plain: backward passes (by `id` of the node) whose steps stay as they are, and so do they.
         named: what is taken to leave gradients alone by its name, each with the node of this module that leads there.
     """
@@ -126,14 +126,14 @@ class GradientEventOrder:
     pending: dict[int, tuple[str, ...]] = field(default_factory=dict)
     guards: dict[int, set[str]] = field(default_factory=dict)
     plain: set[int] = field(default_factory=set)
-    lifted: set[int] = field(default_factory=set)
+    unscaled_before: set[int] = field(default_factory=set)
     seen: bool = False
     named: dict[str, ast.AST] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class GradientEvent:
-    """Something that happens to gradients.
+    """One backward pass, step, read or clearing of gradients, or a call that may be any of these.
 
     Attributes:
         kind: `backward`, `step`, `read`, `clear`, `unknown` for a call that may do any of these, or `shows` for one
@@ -637,7 +637,7 @@ class _OrderProof:
                 waiting.append(scope.module.top)
                 continue
             calls, complete = self._index.possible_calls_and_completeness(scope)
-            outer = [self._index.scope_of_call(call) for call in calls]
+            outer = [self._index.scope_around_call(call) for call in calls]
             waiting += outer
             if not outer or not complete:
                 roots.append(scope)
@@ -652,8 +652,8 @@ class _OrderProof:
             for each in trace:
                 if each.kind != "backward" or each.block or each.site is None:
                     continue
-                others = [one for one in self._steps_behind(trace, each) if one.site is None]
-                if not others or any(one.site is not None for one in self._steps_behind(trace, each)):
+                others = [one for one in self._steps_after(trace, each) if one.site is None]
+                if not others or any(one.site is not None for one in self._steps_after(trace, each)):
                     if others:
                         raise UnsureRewrite(
                             each.node,
@@ -668,10 +668,10 @@ class _OrderProof:
                         f"{self._event_and_place_text(others[0])} steps with this loss, and is not rewritten",
                     )
 
-    def _steps_behind(self, trace: list[GradientEvent], backward: GradientEvent) -> list[GradientEvent]:
+    def _steps_after(self, trace: list[GradientEvent], backward: GradientEvent) -> list[GradientEvent]:
         """Return the next steps, or calls that may step, that a backward pass leads to: one for each branch."""
         found: list[GradientEvent] = []
-        for each in self._events_behind(trace, backward):
+        for each in self._events_after(trace, backward):
             # Behind a step that may run, what nobody knows belongs to the next round.
             steps = each.kind == "step" or (each.kind == "unknown" and "optimizer" in each.text and not found)
             if steps and each.may_share_run_with(backward):
@@ -681,7 +681,7 @@ class _OrderProof:
         return found
 
     @staticmethod
-    def _events_behind(trace: list[GradientEvent], event: GradientEvent) -> list[GradientEvent]:
+    def _events_after(trace: list[GradientEvent], event: GradientEvent) -> list[GradientEvent]:
         """Return what comes behind an event, and in a loop what comes before it in the next round."""
         place = trace.index(event)
         behind = trace[place + 1 :]
@@ -788,7 +788,7 @@ class _OrderProof:
         """Refuse a block for an optimizer whose gradients meet anything that is not known before its step."""
         window: list[GradientEvent] = []
         steps: list[GradientEvent] = []
-        for event in self._events_behind(trace, block):
+        for event in self._events_after(trace, block):
             if not event.may_share_run_with(block):
                 continue
             if event.kind == "step" and event.names and event.names[0] == name:
@@ -809,21 +809,21 @@ class _OrderProof:
             return
         self._refuse_unscaled_gradients_before(trace, block, name)
         between = window if steps else []
-        last = max(self._events_behind(trace, block).index(step) for step in steps)
-        inside = self._events_behind(trace, block)[: last + 1]
+        last = max(self._events_after(trace, block).index(step) for step in steps)
+        inside = self._events_after(trace, block)[: last + 1]
         for event in between:
             if event in inside and self._is_before_step(inside, event, steps):
                 self._refuse_unknown_between(block, event, steps, name, inside)
         for step in steps:
             self._refuse_steps_without_pass(trace, block, step, name)
-        self._refuse_reads_behind_some_steps(trace, block, name)
+        self._refuse_reads_after_some_steps(trace, block, name)
 
-    def _refuse_reads_behind_some_steps(
+    def _refuse_reads_after_some_steps(
         self, trace: list[GradientEvent], block: GradientEvent, name: str
     ) -> None:
         """Refuse reads of gradients behind a step that not every round makes: in the others they are still scaled."""
         step: GradientEvent | None = None
-        for event in self._events_behind(trace, block):
+        for event in self._events_after(trace, block):
             mine = bool(event.names) and event.names[0] == name
             is_sure = not set(event.facts.items()) - set(block.facts.items())
             if is_sure and (event.kind == "clear" or (event.kind == "step" and mine)):
@@ -879,7 +879,7 @@ class _OrderProof:
     def _refuse_block_without_step(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
         unknown = [
             each
-            for each in self._events_behind(trace, block)
+            for each in self._events_after(trace, block)
             if each.kind == "unknown" and each.may_share_run_with(block)
         ]
         if unknown:
@@ -941,7 +941,7 @@ class _OrderProof:
         elif event.kind == "unknown":
             self._refuse_unknown_call(block, event, steps, inside)
         elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
-            self._lift_or_refuse_read(block, event, steps)
+            self._unscale_before_or_refuse_read(block, event, steps)
         elif event.kind == "step" and event.site is None:
             other = event.names[0] if event.names else name
             if other != name and last_part(other) == last_part(name):
@@ -986,13 +986,13 @@ class _OrderProof:
             )
         self._record_read_by_step_function(event, steps)
 
-    def _lift_or_refuse_read(
+    def _unscale_before_or_refuse_read(
         self, block: GradientEvent, event: GradientEvent, steps: list[GradientEvent]
     ) -> None:
         """Let gradients be unscaled before a read, where the function of each step leads to it; else refuse it."""
         if self._does_each_step_function_lead_to(block, event, steps):
             self._record_read_by_step_function(event, steps)
-            self._order.lifted.add(id(event.node))
+            self._order.unscaled_before.add(id(event.node))
         elif event.site is None:
             raise UnsureRewrite(
                 block.node, f"{self._event_and_place_text(event)} reads gradients that are still scaled"
@@ -1021,11 +1021,11 @@ class _OrderProof:
         It must come behind the backward pass: gradients are unscaled above it.
         """
         return all(
-            step.scope.module is self._module and self._is_behind_block(block, event, step.scope)
+            step.scope.module is self._module and self._is_after_block(block, event, step.scope)
             for step in steps
         )
 
-    def _is_behind_block(self, block: GradientEvent, event: GradientEvent, scope: Scope) -> bool:
+    def _is_after_block(self, block: GradientEvent, event: GradientEvent, scope: Scope) -> bool:
         leading = next((node for one, node in event.calls if one is scope), None)
         if leading is None:
             return False
@@ -1061,12 +1061,13 @@ class _OrderProof:
         feeders = [
             each for each in trace if each.may_share_run_with(step) and self._feeds_optimizer(each, name)
         ]
-        if not _surely_runs_one(feeders, dict(step.facts)):
+        if not _does_one_surely_run(feeders, dict(step.facts)):
             raise UnsureRewrite(step.node, _text_on_conditions_without_pass(feeders or [block], step))
         guards = {
             key
             for key in step.facts
-            if all(key not in each.facts for each in feeders) and self._asks_for_gradients(step, key)
+            if all(key not in each.facts for each in feeders)
+            and self._condition_depends_on_gradients(step, key)
         }
         if guards:
             self._order.guards.setdefault(id(step.node), set()).update(guards)
@@ -1088,7 +1089,7 @@ class _OrderProof:
             name in event.names if event.block else self._is_pass_rewritten(event)
         )
 
-    def _asks_for_gradients(self, step: GradientEvent, key: str) -> bool:
+    def _condition_depends_on_gradients(self, step: GradientEvent, key: str) -> bool:
         """Return whether a condition asks for something that is read from gradients."""
         test = expression_of_condition(key)
         if test is None or any(isinstance(each, ast.Mod) for each in ast.walk(test)):
@@ -1152,17 +1153,17 @@ def _may_gradients_outlast_step(
 ) -> bool:
     """Return whether gradients may outlast a step, or a round in which its guards leave it out."""
     if guards:  # where the step is left out, gradients that are unscaled stay
-        return not _surely_runs_one(
+        return not _does_one_surely_run(
             clears, {key: value for key, value in step.facts.items() if key not in guards}
         )
     following = [each for each in clears if each.may_share_run_with(step)]
     in_turn = any("%" in key for key in step.facts)
-    return bool(clears) and not _surely_runs_one(
+    return bool(clears) and not _does_one_surely_run(
         following, {**step.facts, **block.facts}, remainders_count_as_met=in_turn
     )
 
 
-def _surely_runs_one(
+def _does_one_surely_run(
     events: Iterable[GradientEvent],
     known_facts: dict[str, object],
     *,
@@ -1195,7 +1196,7 @@ def _surely_runs_one(
         return False
     values = found[key]
     return all(
-        _surely_runs_one(
+        _does_one_surely_run(
             events,
             _facts_with_condition(known_facts, key, value),
             remainders_count_as_met=remainders_count_as_met,

@@ -24,7 +24,7 @@ def is_in_copy_of_apex(path: Path) -> bool:
 
 
 def find_import_of_own_apex(path: Path, text: str, imports: ImportIndex) -> Finding | None:
-    """Return the first import by which a file gets a project's own `apex`; None where that is NVIDIA's.
+    """Return the first import by which a file gets an `apex` of the project's own; None where `apex` is NVIDIA's.
 
     Args:
         path: of the file.

@@ -15,7 +15,7 @@ OF_ATTRIBUTES = frozenset({"setattr", "delattr", "__setattr__", "object"})
 UNSEEN = ""
 
 
-def names_bound_by_text(module: Module) -> Iterator[tuple[ast.expr, str]]:
+def names_bound_by_string(module: Module) -> Iterator[tuple[ast.expr, str]]:
     """Yield what binds names of a module by their texts, with each name; "" stands for names that are not seen."""
     if not any(word in module.text for word in ("globals(", "vars(", "locals(", "__dict__", "sys.modules")):
         return

@@ -84,7 +84,7 @@ class ScalarTensorFinder:
         self._asked: set[tuple[Scope, str]] = set()
 
     def nodes_mixing_scalar_tensors(self, nodes: Iterable[ast.AST]) -> list[ast.expr | ast.AugAssign]:
-        """Return the arithmetic among nodes in which such a number meets another tensor, or goes to a function."""
+        """Return the arithmetic in which a tensor of one number meets another tensor, or goes to a function."""
         nodes, before = list(nodes), None
         found: list[ast.expr | ast.AugAssign] = []
         while before != self._known:
@@ -93,11 +93,11 @@ class ScalarTensorFinder:
             found = [
                 each
                 for each in nodes
-                if isinstance(each, (ast.expr, ast.AugAssign)) and self._is_number_mixed(each)
+                if isinstance(each, (ast.expr, ast.AugAssign)) and self._mixes_scalar_with_tensor(each)
             ]
         return found
 
-    def arithmetic_without_number(self, nodes: Iterable[ast.AST]) -> list[ast.BinOp]:
+    def arithmetic_without_python_number(self, nodes: Iterable[ast.AST]) -> list[ast.BinOp]:
         """Return the arithmetic in which no operand is surely a number of Python, and not all hold one number."""
         found = []
         for node in nodes:
@@ -107,7 +107,8 @@ class ScalarTensorFinder:
                     found.append(node)
         return found
 
-    def _is_number_mixed(self, node: ast.expr | ast.AugAssign) -> bool:
+    def _mixes_scalar_with_tensor(self, node: ast.expr | ast.AugAssign) -> bool:
+        """Return whether a tensor of one number meets another tensor at a node, which may change the type."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS):
             operands = [node.left, node.right]
         elif isinstance(node, ast.AugAssign) and isinstance(node.op, OPERATORS):
@@ -119,7 +120,7 @@ class ScalarTensorFinder:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "sum":
             operands = [one for each in node.args for one in elements(each)]
         else:
-            return isinstance(node, ast.Call) and self._passes_number(node)
+            return isinstance(node, ast.Call) and self._passes_scalar_tensor(node)
         shapes = [(self._shapes_of(each), self._is_made_fp32(each)) for each in operands]
         return any(
             DimensionCount.NUMBER in one
@@ -138,7 +139,7 @@ class ScalarTensorFinder:
         kinds = ("torch.float32", "torch.float")
         return node.func.attr == "to" and any(self._module.resolve(each) in kinds for each in given)
 
-    def _passes_number(self, call: ast.Call) -> bool:
+    def _passes_scalar_tensor(self, call: ast.Call) -> bool:
         """Return whether a function of the project gets such a number."""
         if not self._index.project_functions_of(call, self._module.scope_of.get(call, self._module.top)):
             return False
@@ -183,7 +184,7 @@ class ScalarTensorFinder:
                 return self._shapes_of(node.value)
         values = self._module.values_of(text, scope)
         if values is None:
-            return PLAIN if self._is_plain_parameter(text, scope) else TENSOR
+            return PLAIN if self._has_number_default(text, scope) else TENSOR
         return self._shapes_of_any((scope, text), values)
 
     def _shapes_of_any(self, key: tuple[Scope, str], values: Iterable[ast.expr]) -> Shapes:
@@ -194,7 +195,7 @@ class ScalarTensorFinder:
             self._known[key] = self._known.get(key, frozenset()) | found
         return self._known.get(key, frozenset())
 
-    def _is_plain_parameter(self, name: str, scope: Scope) -> bool:
+    def _has_number_default(self, name: str, scope: Scope) -> bool:
         """Return whether a parameter has a number as default."""
         arguments = getattr(scope.node, "args", None)
         if not isinstance(arguments, ast.arguments):

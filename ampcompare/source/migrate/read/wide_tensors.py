@@ -63,11 +63,11 @@ class Fp32TensorFinder:
                 values = argument_values(node)
             else:
                 continue
-            if any(map(self._may_be_wide, values)) and not self._is_fp32_itself(node):
+            if any(map(self._may_be_wide, values)) and not self._is_target_loss_or_number(node):
                 found.append(node)
         return found
 
-    def _is_fp32_itself(self, node: ast.AugAssign | ast.Call) -> bool:
+    def _is_target_loss_or_number(self, node: ast.AugAssign | ast.Call) -> bool:
         """Return whether what a node works on is a loss, or a number at first, which becomes what is added to it."""
         target = node.target if isinstance(node, ast.AugAssign) else getattr(node.func, "value", node)
         text, scope = dotted_name(target) or "", self._module.scope_of.get(node, self._module.top)

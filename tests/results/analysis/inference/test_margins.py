@@ -12,7 +12,7 @@ from ampcompare.results.analysis.inference.terms import (
     Terms,
     parse_margin,
     resolve_margin,
-    standard_error_against_margin,
+    standard_error_for_relative_margin,
 )
 from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 from ampcompare.results.analysis.results_table import judge_arms, read_table
@@ -81,7 +81,8 @@ def _level(
     for a, r in zip(arm / 100, reference / 100, strict=True):
         found = resolve_margin(parse_margin(rule), [100 * x for x in r], resolution=1e-4, reference="fp32")
         effect = replace(
-            paired_effect(a, r, 1e-9), margin_error=standard_error_against_margin(a, r, found.error_share)
+            paired_effect(a, r, 1e-9),
+            margin_error=standard_error_for_relative_margin(a, r, found.error_share),
         )
         # Not rounded down, which would hide a test that errs too often.
         exact = found.error_share * (1 - float(np.mean(r))) or found.points / 100

@@ -9,7 +9,7 @@ from scipy import stats
 from ampcompare.results.analysis.inference.effect import Effect, paired_effect, two_stage_effect
 from ampcompare.results.analysis.inference.sample_size import (
     pairs_needed_by_stein,
-    pairs_to_settle,
+    total_pairs_to_settle,
     upper_limit_of_spread,
 )
 from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
@@ -20,7 +20,9 @@ POINT = Margin(0.5, "0.5")
 def _settle(
     mean: float, spread: float, pairs: int, alpha: float = 0.05, practical: bool = False
 ) -> int | None:
-    return pairs_to_settle(mean, spread, pairs - 1, spread / pairs**0.5, 0.5, alpha, practical=practical)
+    return total_pairs_to_settle(
+        mean, spread, pairs - 1, spread / pairs**0.5, 0.5, alpha, practical=practical
+    )
 
 
 def test_the_limit_of_a_spread_covers_it() -> None:
@@ -67,7 +69,8 @@ def test_the_promise_comes_true(truth: float, sd: float) -> None:
         if not str(decide_verdicts([effect], POINT, 0.04, 0.005)[0]).startswith("inconclusive"):
             continue
         more = (
-            pairs_to_settle(effect.mean, effect.spread, 4, effect.error, 0.5, 0.005, practical=False) or 0
+            total_pairs_to_settle(effect.mean, effect.spread, 4, effect.error, 0.5, 0.005, practical=False)
+            or 0
         ) - 5
         whole = first + list(generator.normal(truth, sd, more))
         open_ += 1
