@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
-from ampcompare.base.tensors.skippable_step import DeferredFlag, make_step_skippable
+from ampcompare.base.tensors.skippable_step import FlagCopyToHost, make_step_skippable
 from ampcompare.tasks.models import build_model
 from ampcompare.training.precision import half
 from ampcompare.training.precision.base import Precision, make_precision
@@ -234,8 +234,8 @@ def _count(step: Callable[[], None], limits: Limits, optimizer: torch.optim.Opti
         steps = [state["step"] for state in states if "step" in state and state["step"].dim() == 0]
         on_host = steps if optimizer is not None and not optimizer.defaults.get("fused") else []
         ledger = _Ledger(limits, on_host)
-        late: list[DeferredFlag] = []
-        with ledger, patch.object(DeferredFlag, "receive", lambda self, late=late: bool(late.append(self))):
+        late: list[FlagCopyToHost] = []
+        with ledger, patch.object(FlagCopyToHost, "receive", lambda self, late=late: bool(late.append(self))):
             step()
         counts = ledger.counts
         counts.late_reads = len(late)

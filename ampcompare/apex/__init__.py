@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 from ampcompare.base.environment.extras import require_torch
-from ampcompare.base.environment.variables import is_apex_strict
+from ampcompare.base.environment.variables import reproduces_apex_defects
 
 require_torch(engine_alone=True)
 
@@ -59,7 +59,7 @@ def deprecated_warning(msg: str) -> None:
 
 def is_strict_by_environment() -> bool:
     """Return whether the environment enables strict mode, with Apex's defects (`AMPCOMPARE_APEX_STRICT=1`)."""
-    return is_apex_strict()
+    return reproduces_apex_defects()
 
 
 def install() -> None:

@@ -1,7 +1,7 @@
 """Functions that take the parameters of an options class, and the text that its docstring has for each.
 
 An option is written once, as a parameter of the class: name, type, default, and a line below `Args:`. Python's function
-gets all of it by `takes_parameters_of`, the command line by `ampcompare.cli.help.option_factory`.
+gets all of it by `takes_parameters_of`, the command line by `ampcompare.cli.help.make_option_from_signature`.
 """
 
 import inspect

@@ -12,7 +12,7 @@ from ampcompare.base.formatting import format_ordinal
 from ampcompare.base.option_rules import refusal_sentence, rule_of_need
 from ampcompare.cli.comparison_output import details_option, show_comparison, show_failed_gates, show_plan
 from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form, form_asked_by_parameter
-from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, make_option_from_signature, option
 from ampcompare.cli.launching import (
     add_launch_options,
     count_processes_asked_for,
@@ -96,7 +96,7 @@ RULES = (
     *rules_of_arm_options("arms"),
 )
 
-compare_option = option_factory(CompareOptions)
+compare_option = make_option_from_signature(CompareOptions)
 
 
 @click.command(
@@ -256,7 +256,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     from ampcompare.experiment.compare import plan_comparison
     from ampcompare.experiment.launch.script.exec_fields import exec_fields_of_script
     from ampcompare.experiment.script_resume import ResumeCheck, verify_resumption_under_arms
-    from ampcompare.script.invocation.exec_settings import fields_of_verified_script
+    from ampcompare.script.invocation.exec_settings import exec_fields_for_resume_check
 
     require_torch()
     VERIFY_RESUME.refuse_unread_settings(options.settings.layers)
@@ -281,7 +281,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
             )
         )
     arms = dict.fromkeys(str(cell.arm) for cell in cells)
-    settings = fields_of_verified_script(exec_fields_of_script(config), script.name, script.arguments)
+    settings = exec_fields_for_resume_check(exec_fields_of_script(config), script.name, script.arguments)
     check = ResumeCheck(parameters["resume_step"], parameters["resume_args"])
     return verify_resumption_under_arms(
         list(arms), settings, check, is_module=script.is_module, say=click.echo

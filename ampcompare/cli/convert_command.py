@@ -13,7 +13,7 @@ from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
-from ampcompare.cli.help import Command, option, option_factory
+from ampcompare.cli.help import Command, make_option_from_signature, option
 from ampcompare.cli.output import print_json
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import LEVEL
@@ -21,7 +21,7 @@ from ampcompare.cli.values import LEVEL
 if TYPE_CHECKING:
     from ampcompare.checkpoints.convert.convert import Target
 
-convert_option = option_factory(convert_checkpoint)
+convert_option = make_option_from_signature(convert_checkpoint)
 
 INSPECT = form_asked_by_parameter("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
 CONVERT = default_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))

@@ -11,7 +11,7 @@ from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, option, option_factory
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, make_option_from_signature, option
 from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import print_document, print_folded_on_stderr, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, config_of_watched_arm
@@ -34,8 +34,8 @@ ONE_ARM = OptionRule(
     lambda values: not values["ahead"] and len(parse_arms(values["arms"] or (DEFAULT_ARM,))) > 1,
 )
 
-diagnose_option = option_factory(api_diagnose)
-ahead_option = option_factory(api_look_ahead)
+diagnose_option = make_option_from_signature(api_diagnose)
+ahead_option = make_option_from_signature(api_look_ahead)
 
 
 @click.command(

@@ -8,7 +8,7 @@ import click
 from ampcompare.api.machine import examine_machine
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.help import Command, option, option_factory
+from ampcompare.cli.help import Command, make_option_from_signature, option
 from ampcompare.cli.output import print_json, text_width
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import FILE
@@ -33,7 +33,7 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
     metavar="ARM[,ARM...]",
     help="exit with 4 unless these arms can run here; repeatable, or comma-separated",
 )
-@option_factory(examine_machine)("--time-limit", type=click.FloatRange(min=1), metavar="SECONDS")
+@make_option_from_signature(examine_machine)("--time-limit", type=click.FloatRange(min=1), metavar="SECONDS")
 @json_option()
 @click.argument("scripts", metavar="[SCRIPT]...", nargs=-1, type=FILE)
 def command(arms: tuple[str, ...], as_json: bool, time_limit: float, scripts: tuple[str, ...]) -> int:

@@ -16,20 +16,20 @@ from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.option_rules import OptionRule, refusal_sentence, rule_of_need
 from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter, refuse_given_parameters
-from ampcompare.cli.help import Command, option, option_factory
+from ampcompare.cli.help import Command, make_option_from_signature, option
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, WordChoice
 from ampcompare.script.invocation.exec_settings import (
     OF_KEPT_STEP,
     ExecSettings,
-    fields_of_verified_script,
+    exec_fields_for_resume_check,
     settings_of_kept_step,
 )
 
 if TYPE_CHECKING:
     from ampcompare.script.invocation.target import Target
 
-exec_option = option_factory(ExecSettings)
+exec_option = make_option_from_signature(ExecSettings)
 IN_EACH = ("script", "arguments", "module", "device", "compat_torch")
 OF_RUNS = ("seed", "shift_seeds", "twin", "first_weights", "max_steps", "record", "ledger", "autocast_lists")
 
@@ -293,7 +293,7 @@ def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options:
 
     target = call.target
     options["engine"] = _engine_of_call(options)
-    settings = fields_of_verified_script(options, target.name, target.arguments)
+    settings = exec_fields_for_resume_check(options, target.name, target.arguments)
     return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
 
 

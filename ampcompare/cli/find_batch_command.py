@@ -8,7 +8,7 @@ import click
 
 from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.base.errors import LaunchError
-from ampcompare.cli.help import ARMS, MACHINE, Command, option_factory
+from ampcompare.cli.help import ARMS, MACHINE, Command, make_option_from_signature
 from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import print_document, print_folded_on_stderr
 from ampcompare.cli.settings import settings_request_from
@@ -16,7 +16,7 @@ from ampcompare.cli.shared_options import json_option, recipe_options, stack_opt
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.settings.reads import FIND_BATCH
 
-batch_option = option_factory(api_find_batch)
+batch_option = make_option_from_signature(api_find_batch)
 
 
 @click.command(

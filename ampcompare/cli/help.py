@@ -25,7 +25,7 @@ MAX_WIDTH = 100
 BY_DEFAULT = re.compile(r"[;,.] by default (?=[^.]*$)", flags=re.IGNORECASE)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-OptionOf = Callable[..., Callable[[Any], Any]]  # of a parameter: what `option_factory` returns
+OptionOf = Callable[..., Callable[[Any], Any]]  # of a parameter: what `make_option_from_signature` returns
 # The old names of options keep working: the group reads them as the new ones.
 OLD_NAMES = {
     "--convert-on-resume": "--resume-into-other-arm",
@@ -77,7 +77,7 @@ def default_of_parameter(function: Callable[..., Any], parameter: str) -> Any:
     return inspect.signature(function).parameters[parameter].default
 
 
-def option_factory(source: Callable[..., Any]) -> OptionOf:
+def make_option_from_signature(source: Callable[..., Any]) -> OptionOf:
     """Return `option` for the parameters of a function or class: each brings its name, type, default and help.
 
     The help is the line of the docstring; "; by default X" at its end becomes "[default: X]". What is passed to the

@@ -26,14 +26,14 @@ from ampcompare.cli.help import (
     Command,
     default_of_parameter,
     environment_variable_of_option,
+    make_option_from_signature,
     option,
-    option_factory,
 )
 from ampcompare.cli.output import print_document, print_json
 from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
-judge_option = option_factory(judge_table)
+judge_option = make_option_from_signature(judge_table)
 GATES = ("--against", "--logprobs")
 VARIABLE = environment_variable_of_option("judge", "--against")
 
@@ -115,8 +115,8 @@ class _JudgeCommand(Command):
     group=ARMS,
     help="arm that others are compared with  [default: script, else fp32, else the first]",
 )
-@option_factory(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
-@option_factory(judge_against)("--arm", metavar="ARM", group=ARMS)
+@make_option_from_signature(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
+@make_option_from_signature(judge_against)("--arm", metavar="ARM", group=ARMS)
 @option(
     "--logprobs",
     nargs=2,

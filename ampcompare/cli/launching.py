@@ -13,7 +13,7 @@ import click
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
 from ampcompare.base.option_rules import refusal_sentence
-from ampcompare.cli.help import PROCESSES, add_options, option, option_factory
+from ampcompare.cli.help import PROCESSES, add_options, make_option_from_signature, option
 from ampcompare.cli.output import discard_output_of_closed_terminal
 from ampcompare.cli.shared_options import command_line_as_typed
 
@@ -32,7 +32,7 @@ def add_launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
     from ampcompare.experiment.run_options import LaunchOptions
 
-    option_of = partial(option_factory(LaunchOptions), group=PROCESSES)
+    option_of = partial(make_option_from_signature(LaunchOptions), group=PROCESSES)
     options = [
         option(
             "--nproc-per-node",

@@ -3,7 +3,7 @@
 import click
 
 from ampcompare.api.migration import lint_paths
-from ampcompare.cli.help import Command, option, option_factory
+from ampcompare.cli.help import Command, make_option_from_signature, option
 from ampcompare.cli.values import FILE, WordChoice
 from ampcompare.source.lint.report import FORMATS
 
@@ -19,8 +19,8 @@ from ampcompare.source.lint.report import FORMATS
     epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a file that cannot be read, parsed or written. "
     "`# noqa: AMP201` on a line silences a code there.",
 )
-@option_factory(lint_paths)("--fix")
-@option_factory(lint_paths)("--torch-version", metavar="VERSION")
+@make_option_from_signature(lint_paths)("--fix")
+@make_option_from_signature(lint_paths)("--torch-version", metavar="VERSION")
 @option(
     "--format",
     "form",

@@ -14,7 +14,7 @@ from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.option_rules import rule_of_exclusion
 from ampcompare.cli.forms import CommandForm, default_form, form_asked_by_parameter
-from ampcompare.cli.help import Command, option, option_factory
+from ampcompare.cli.help import Command, make_option_from_signature, option
 from ampcompare.cli.output import print_folded_on_stderr
 from ampcompare.cli.values import FILE, WordChoice
 
@@ -71,7 +71,7 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, default_form(("paths", "torch_version", "
     help="rewrite all that nothing speaks against, with a note on each thing that the text does not prove right; the "
     "adapter for none",
 )
-@option_factory(migrate_script)("--torch-version", metavar="VERSION")
+@make_option_from_signature(migrate_script)("--torch-version", metavar="VERSION")
 @option(
     "--verify",
     is_flag=True,

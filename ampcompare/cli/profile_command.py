@@ -8,7 +8,7 @@ import click
 
 from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import parse_arms
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, option, option_factory
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, make_option_from_signature, option
 from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import print_document, print_folded_on_stderr, text_width
 from ampcompare.cli.settings import ScriptCommand, add_watched_script_options, config_of_watched_arm
@@ -16,7 +16,7 @@ from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.settings.reads import PROFILE
 
-profile_option = option_factory(api_profile)
+profile_option = make_option_from_signature(api_profile)
 
 
 @click.command(

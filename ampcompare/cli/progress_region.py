@@ -18,7 +18,7 @@ MAX_NAME = 40
 PHASE_WIDTH = len("loading data")
 
 
-class _Console(Console):
+class _ConsoleWithVisibleCursor(Console):
     """Never hides the cursor: a command that is killed or stopped could not show it again."""
 
     def show_cursor(self, show: bool = True) -> bool:
@@ -29,7 +29,9 @@ class ProgressRegion:
     """Draws bars over those that it drew before; lines that are printed stand above them."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = _Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
+        self._console = _ConsoleWithVisibleCursor(
+            file=stream, force_terminal=True, highlight=False, markup=False, emoji=False
+        )
         self._live = Live(
             console=self._console,
             auto_refresh=False,

@@ -111,7 +111,7 @@ def command(
     from ampcompare.results.report.documents.comparison import comparison_document
     from ampcompare.script.recording.summary import is_exec_record, record_document
 
-    target = _report_target_from_options(form, output, open_page)
+    target = _report_destination_from_options(form, output, open_page)
     source = Path(paths[0]) if paths else _choose_newest_run_directory_and_say_so()
     target = target.with_default_page_file(
         source if source.is_dir() and reference is None and len(paths) < 2 else None
@@ -145,7 +145,7 @@ def _choose_newest_run_directory_and_say_so() -> Path:
 
 
 @dataclass(frozen=True)
-class _ReportTarget:
+class _ReportDestination:
     """Where a report goes.
 
     Attributes:
@@ -158,7 +158,7 @@ class _ReportTarget:
     file: Path | None
     shown: bool
 
-    def with_default_page_file(self, run: Path | None) -> _ReportTarget:
+    def with_default_page_file(self, run: Path | None) -> _ReportDestination:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""
         if not self.shown or self.file is not None:
             return self
@@ -167,10 +167,12 @@ class _ReportTarget:
         return replace(self, file=run / f"{RunFile.REPORT}.html")
 
 
-def _report_target_from_options(form: str | None, output: str | None, opens_browser: bool) -> _ReportTarget:
+def _report_destination_from_options(
+    form: str | None, output: str | None, opens_browser: bool
+) -> _ReportDestination:
     """Return where a report goes, from the options of the command."""
     if output in (None, "-"):
-        return _ReportTarget("html" if opens_browser else form or "table", None, opens_browser)
+        return _ReportDestination("html" if opens_browser else form or "table", None, opens_browser)
     path = Path(str(output))
     into_folder = path.is_dir() or str(output).endswith(os.sep)
     if form is not None:
@@ -184,10 +186,12 @@ def _report_target_from_options(form: str | None, output: str | None, opens_brow
     if chosen is None:
         raise ConfigError(f"--output {output!r} does not say which format; add --format {'|'.join(FORMATS)}")
     suffix = next(suffix for suffix, name in SUFFIXES.items() if name == chosen)
-    return _ReportTarget(chosen, path / f"{RunFile.REPORT}{suffix}" if into_folder else path, opens_browser)
+    return _ReportDestination(
+        chosen, path / f"{RunFile.REPORT}{suffix}" if into_folder else path, opens_browser
+    )
 
 
-def _print_or_write_report(document: Document, target: _ReportTarget, *, details: bool = False) -> None:
+def _print_or_write_report(document: Document, target: _ReportDestination, *, details: bool = False) -> None:
     """Print a report, or write it to its file and open that where it is asked for."""
     if target.file is None:
         print_document(document, target.form, details=details)

@@ -14,7 +14,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable_line
 from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.forms import AllNamesBut, CommandForm, default_form, form_asked_by_parameter
-from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, option_factory
+from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, make_option_from_signature, option
 from ampcompare.cli.launching import (
     add_launch_options,
     count_processes_asked_for,
@@ -97,7 +97,7 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, default_form(AllNamesBut(())))
     help="train with and without a stop, compare bit for bit; exit with 1 if they differ",
 )
 @add_launch_options
-@option_factory(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
+@make_option_from_signature(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
 @add_output_options
 def command(asked: CommandForm, **parameters: Any) -> int:
     """Train one arm and print its row.

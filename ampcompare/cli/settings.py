@@ -44,7 +44,7 @@ def settings_request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     for name, path in paths.items():
         if parameters.get(name) is None:
             continue
-        is_variable, origins[path] = _environment_flag_and_source_name(name)
+        is_variable, origins[path] = _variable_flag_and_source_name(name)
         set_value_at_path(from_environment if is_variable else from_flags, path, parameters[name])
     for text in parameters["model_args"]:
         name, value = parse_path_and_value(text, "--model-arg")
@@ -58,7 +58,7 @@ def settings_request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     )
 
 
-def _environment_flag_and_source_name(name: str) -> tuple[bool, str]:
+def _variable_flag_and_source_name(name: str) -> tuple[bool, str]:
     """Return whether a parameter of the present command came from the environment, and what to call its source."""
     context = click.get_current_context()
     option = next((param for param in context.command.params if param.name == name), None)

@@ -56,7 +56,7 @@ def _normalized_word(word: str) -> str:
     return word.lower().replace("_", "-")
 
 
-class _PathValue(click.Path):
+class _ShellCompletedPath(click.Path):
     """A path, which the shell completes; whether it is there is checked where it is used."""
 
     def __init__(self, name: str) -> None:
@@ -70,7 +70,7 @@ class _PathValue(click.Path):
         return super().convert(value, param, ctx)
 
 
-FILE, FOLDER, FILE_OR_FOLDER = map(_PathValue, ("file", "dir", "file|dir"))
+FILE, FOLDER, FILE_OR_FOLDER = map(_ShellCompletedPath, ("file", "dir", "file|dir"))
 FLAG = WordChoice(
     ("true", "false"), {**dict.fromkeys(TRUE_WORDS, "true"), **dict.fromkeys(FALSE_WORDS, "false")}
 )

@@ -95,15 +95,15 @@ def explanation_document(explanation: Explanation) -> Document:
         ),
         Section("twin", [Items([parts.twin_is], f"Native equivalent: {parts.twin or 'none'}")]),
         Section("differs", [Items(parts.differs, differs)] if parts.differs else []),
-        Section("script", _script_line_blocks("In a script", parts.script)),
-        Section("twin's script", _script_line_blocks(f"The same as {parts.twin}", parts.twin_script)),
-        Section("compare", _script_line_blocks("Compare them", _comparison_commands(arm, parts.twin))),
+        Section("script", _code_blocks_of_lines("In a script", parts.script)),
+        Section("twin's script", _code_blocks_of_lines(f"The same as {parts.twin}", parts.twin_script)),
+        Section("compare", _code_blocks_of_lines("Compare them", _comparison_commands(arm, parts.twin))),
     ]
     subtitle = [f"Native equivalent: {parts.twin or 'none'}", parts.twin_is]
     return Document("explanation", sections, explanation.data(), arm, f"{arm}: {parts.summary}", subtitle)
 
 
-def _script_line_blocks(title: str, lines: Sequence[str]) -> list[Block]:
+def _code_blocks_of_lines(title: str, lines: Sequence[str]) -> list[Block]:
     return [Code("\n".join(lines), title)] if lines else []
 
 

@@ -465,13 +465,13 @@ def _skip_faults_beyond_loss_scale(facts: StepFacts, fallen_from: float | None) 
     origin = min(_indices_of_nonfinite_origins(events, broken))
     if (
         fallen_from is not None
-        or _is_before_loss_scaling(facts, origin)
+        or _is_forward_result_before_loss(facts, origin)
         or not _is_finite_in_fp32(events[origin])  # which no scale removes
     ):
         yield _gradient_overflow_fault(facts, broken, fallen_from=fallen_from)
 
 
-def _is_before_loss_scaling(facts: StepFacts, origin: int) -> bool:
+def _is_forward_result_before_loss(facts: StepFacts, origin: int) -> bool:
     """Return whether a result of the forward pass comes before the loss is scaled."""
     is_forward = facts.step.events[origin].key[3] == "forward"
     return is_forward and (facts.step.index_of_loss is None or origin < facts.step.index_of_loss)
@@ -522,7 +522,7 @@ def _gradient_overflow_fault(
         when += f", which has fallen from {fallen_from:g}"
     if in_every_step:
         when = f"in every step, down to loss scale {facts.scale:g}"
-    elif _is_before_loss_scaling(facts, origin):
+    elif _is_forward_result_before_loss(facts, origin):
         when = "whatever the loss scale"
     name = operation_place_of(first.key).name
     if first.key[3] == "forward":

@@ -247,9 +247,9 @@ class OperationWatch(TorchDispatchMode):
         """Count weights, or gradients; one that no operation of this step made, or no step uses, is constant."""
         with computing_without_modes():
             for key, tensor in tensors:
-                self._add_constant_event(key, tensor, key in unused)
+                self._add_weight_or_gradient_event(key, tensor, key in unused)
 
-    def _add_constant_event(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
+    def _add_weight_or_gradient_event(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
         exact = None if self.reference is None else self.reference.wide_tensor_of(tensor)
         source = self._producer.get(_storage_address(tensor))
         known = self._find_event_that_counted(tensor)
@@ -427,7 +427,7 @@ class OperationWatch(TorchDispatchMode):
         # To widen a 16-bit tensor changes no value: its counts are known.
         is_cast_of_half = key[1] == "_to_copy" and bool(given) and given[0].dtype in HALF_DTYPES
         source = self._find_event_that_counted(given[0]) if is_cast_of_half else None
-        wide, alone = _tensors_for_results(exact, results), _tensors_for_results(own, results)
+        wide, alone = _tensors_matched_to_results(exact, results), _tensors_matched_to_results(own, results)
         for result, wide_result, by_itself in zip(results, wide, alone, strict=True):
             if wide_result is not None and id(result) not in written:
                 wide_result = self._keep_and_return_wide_result(result, wide_result)
@@ -660,7 +660,7 @@ def _tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
-def _tensors_for_results(value: Any, results: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def _tensors_matched_to_results(value: Any, results: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """Return the floating tensors of another run of an operation, one for each result; None where it gave others."""
     found = _floating_tensors_in(value)
     return found if len(found) == len(results) else [None] * len(results)

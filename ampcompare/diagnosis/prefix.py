@@ -161,7 +161,7 @@ class PrefixWatch(StepObserver):
         self._made[id(optimizer)] = made + 1
         if made == 0 or self._before:
             self._no_denominator.append(
-                {name: share_divided_by_zero(optimizer, dtype) for name, dtype in TYPES.items()}
+                {name: share_of_steps_divided_by_zero(optimizer, dtype) for name, dtype in TYPES.items()}
             )
         if not self._before:
             return
@@ -214,7 +214,7 @@ def lost_update_masses(
     return torch.stack(rows)
 
 
-def share_divided_by_zero(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
+def share_of_steps_divided_by_zero(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
     """Return the share of elements whose step an optimizer would divide by zero with its state in a 16-bit type.
 
     That is where eps is zero in the type and so is the second moment; a gradient of zero gives 0 / 0.

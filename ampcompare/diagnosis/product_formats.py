@@ -38,7 +38,7 @@ TAIL = 5  # of the losses, the last of so many parts count
 MAX_LAYERS = 64
 
 
-class _RoundedProductGradientPrecision(PrecisionWrapper):
+class _OneRoundedProductPrecision(PrecisionWrapper):
     """Trains in bf16, and ends in the last step with the gradient of all weights, one product of one layer rounded.
 
     Attributes:
@@ -189,9 +189,9 @@ def _train_to_gradient_with_rounded_product(
     conditions: LoopConditions,
     layer_and_product: tuple[str, str] | None,
     weights: list[Tensor] | None,
-) -> _RoundedProductGradientPrecision:
+) -> _OneRoundedProductPrecision:
     with arm_precision_isolated(arm, conditions) as precision:
-        measured = _RoundedProductGradientPrecision(
+        measured = _OneRoundedProductPrecision(
             cast(Gemm, precision), conditions.steps, layer_and_product, weights
         )
         with suppress(StepsDone):

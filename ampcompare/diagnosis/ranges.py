@@ -78,7 +78,7 @@ def _range_counts_on_host(values: Tensor, wide_tensor: Tensor | None) -> np.ndar
         if wide_tensor is not None:
             row[LOST] = np.count_nonzero((sizes == 0) & (wide_tensor.numpy() != 0))
     if mantissa_bits == FP16_MANTISSA:
-        _set_exponents_of_fp16(row, counts, sizes)
+        _set_exponent_counts_from_fp16(row, counts, sizes)
     else:
         row[: len(counts)] = counts
     is_all_zero = row[ZEROS] == len(sizes)
@@ -95,7 +95,7 @@ def _magnitude_bits_of(values: Tensor) -> tuple[np.ndarray, int]:
     return values.view(torch.int16).numpy() & np.int16(MAGNITUDE >> 16), mantissa
 
 
-def _set_exponents_of_fp16(row: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> None:
+def _set_exponent_counts_from_fp16(row: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> None:
     """Set the counts by exponent of fp32 from those of fp16, whose subnormal numbers are normal in fp32."""
     normal = counts[1:FP16_BROKEN]
     row[FP16_FIRST : FP16_FIRST + len(normal)] = normal

@@ -388,7 +388,7 @@ def _arm_code_lines(arm: Arm, changed: Arm, change: CureCandidate) -> list[str]:
         return []
     lines = [f"# as an arm: {changed}"]
     for name in change.modules:
-        module = _code_of_dotted_name(name)
+        module = _dotted_name_as_code(name)
         if (block := _block_without_casts(arm, "device_type")) is None:
             lines.append(f"{module}.float()  # and cast its inputs with .float()")
             continue
@@ -409,7 +409,7 @@ def _does_arm_cast_weights(arm: Arm) -> bool:
     return arm.roles is not None and arm.roles.weights != "fp32"
 
 
-def _code_of_dotted_name(name: str) -> str:
+def _dotted_name_as_code(name: str) -> str:
     """Return a dotted name as code: "layers.0.norm" as model.layers[0].norm, "Net:norm" as net.norm."""
     model, _, inner = name.rpartition(":")
     parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in inner.split("."))

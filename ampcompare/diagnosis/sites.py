@@ -25,7 +25,7 @@ HIDDEN = (
 
 
 @lru_cache(maxsize=4096)
-def _file_text_of_code(name: str) -> str | None:
+def _shown_file_of_code(name: str) -> str | None:
     """Return the file of a frame's code as it is shown; None for code of torch and of ampcompare's engines."""
     if (
         name.startswith(("<frozen", "<string"))
@@ -57,7 +57,7 @@ def _notebook_cell_text(name: str) -> str:
 
 def location_text_of_frame(frame: FrameType) -> str:
     """Return file:line of a frame of the user's or the model's code; "" for another one."""
-    name = _file_text_of_code(frame.f_code.co_filename)
+    name = _shown_file_of_code(frame.f_code.co_filename)
     return "" if name is None else f"{name}:{frame.f_lineno}"
 
 

@@ -253,7 +253,7 @@ class LostUpdateCounter:
         with computing_without_modes():
             for param, before, moved, broken in self._before:
                 name = names.get(id(param)) or _name_of_loose_tensor(param)
-                counts = torch.stack([*_due_lost_and_nonfinite_counts(param, before, moved), broken])
+                counts = torch.stack([*_moving_lost_and_nonfinite_counts(param, before, moved), broken])
                 self._counts.append((name, dtype_name(param.dtype), eps.get(id(param)), counts))
         self._before = []
 
@@ -307,7 +307,7 @@ def _vanishing_eps_by_weight(optimizer: Optimizer) -> dict[int, float]:
     return found
 
 
-def _due_lost_and_nonfinite_counts(
+def _moving_lost_and_nonfinite_counts(
     param: Tensor, weights_before: Tensor, moved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return how many elements should have moved, how many of them stayed, and how many are not finite."""

@@ -116,7 +116,7 @@ def diagnose_script(
             say(
                 f"running it from its start under fp32, to see whether it ends so there too (about {once:.0f} s)"
             )
-            found = _with_error_in_fp32(found, options, arm, Path(name), environment)
+            found = _without_error_that_fp32_has_too(found, options, arm, Path(name), environment)
         if not options.cures or not found.faults:
             return found
 
@@ -147,7 +147,7 @@ def diagnose_script(
     return found.model_copy(update={"notes": [*found.notes, cost]})
 
 
-def _with_error_in_fp32(
+def _without_error_that_fp32_has_too(
     found: Diagnosis,
     options: DiagnoseOptions,
     arm: Arm,

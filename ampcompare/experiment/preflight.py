@@ -127,7 +127,7 @@ class _TrialRunner:
                 continue
             if first is None:
                 first = self._run_and_keep_trial(cell, builds[label], self._seeds[0])
-                self._left = first.seconds_for_other_arms(cells)
+                self._left = first.seconds_allowed_for_other_arms(cells)
                 if first.is_fault_of_script or first.faults:
                     break
             elif self._left < first.busy_seconds or (first.was_ended_for_time and not first.steps):
@@ -389,7 +389,7 @@ class _CellTrial:
             return False
         return bool(self.error) and code != REFUSED
 
-    def seconds_for_other_arms(self, cells: int) -> float:
+    def seconds_allowed_for_other_arms(self, cells: int) -> float:
         """Return the seconds that the other arms may take before so many cells."""
         found = self.summary()
         steps = self.total_steps * (found.step_seconds or 0.0)

@@ -683,13 +683,13 @@ def _why_tensors_are_older(
             name = os.path.basename(old[-1]["path"])
             return f"an older file is loaded: {name}, of step {then} ({old[-1]['line']})"
         if not then:
-            return FIRST.format(role, _where_tensors_are_text(role, apart, interrupted, resumed))
+            return FIRST.format(role, _file_of_unrestored_tensors_phrase(role, apart, interrupted, resumed))
         line = _line_of_last_row_in_brackets(interrupted.saves)
         return f"{role} are those behind step {then}: they were taken before step {then + 1}{line}"
     return ""
 
 
-def _where_tensors_are_text(
+def _file_of_unrestored_tensors_phrase(
     role: str, differing_names: list[str], interrupted: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return whether tensors that are not restored are in the file; of statistics of a batch norm it is known."""
@@ -819,10 +819,10 @@ def _why_state_differs(
     replaced = [row for row in of_kind if row["number"] is not None and row["number"] not in left]
     if replaced:
         return f"{begins}: {replaced[-1]['line']} loads its state into another one, which is replaced then"
-    return f"{begins}: its state is in {_where_state_is_text(what, interrupted, resumed)}"
+    return f"{begins}: its state is in {_file_of_unloaded_state_phrase(what, interrupted, resumed)}"
 
 
-def _where_state_is_text(what: str, interrupted: ResumeTrace, resumed: ResumeTrace) -> str:
+def _file_of_unloaded_state_phrase(what: str, interrupted: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return the file that holds a state which was not loaded, and whether that was loaded."""
     loaded = {row["path"] for row in resumed.loads}
     read = {part for row in interrupted.saves if row["path"] in loaded for part in row["holds"]}

@@ -373,7 +373,7 @@ class CompareOptions(_BuiltOptions):
                 stacklevel=3,  # the caller of `ampcompare.compare`
             )
         seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
-        _refuse_unreadable_values(jobs, timing_rounds, gpus, seeds, margin, _texts_as_tuple(fail_on))
+        _refuse_invalid_values(jobs, timing_rounds, gpus, seeds, margin, _texts_as_tuple(fail_on))
         self._set_fields(
             settings=settings_request(
                 recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
@@ -409,7 +409,7 @@ class CompareOptions(_BuiltOptions):
         )
 
 
-def _refuse_unreadable_values(
+def _refuse_invalid_values(
     jobs: Jobs,
     timing_rounds: int,
     gpus: str | None,

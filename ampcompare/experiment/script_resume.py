@@ -29,7 +29,7 @@ from ampcompare.experiment.resume_comparison import (
 )
 from ampcompare.experiment.script_process import TIME_LIMIT, require_script, run_command_with_time_limit
 from ampcompare.experiment.verify import migrate_whole_files
-from ampcompare.script.invocation.exec_settings import fields_of_verified_script
+from ampcompare.script.invocation.exec_settings import exec_fields_for_resume_check
 from ampcompare.settings.resume_trace import ResumeTraceRequest
 
 RECORD, TRACE = "record.jsonl", "trace.jsonl"
@@ -417,7 +417,7 @@ def verify_migrated_resume(
     moved = migrate_whole_files([require_script(path)], how)
     for line in moved.reasons:
         say(line)
-    settings = fields_of_verified_script({"device": "cpu", "compat_torch": True}, path, arguments)
+    settings = exec_fields_for_resume_check({"device": "cpu", "compat_torch": True}, path, arguments)
     check = ResumeCheck(step, resume_args, rewrite="adapter" if moved.adapter else "torch", convert=convert)
     found, _ = resumption_comparison_and_is_kill_safe(settings, check, is_module=False, say=say)
     return 0 if found.answer is ResumptionAnswer.EXACT else 1

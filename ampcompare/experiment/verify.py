@@ -124,7 +124,7 @@ class _Verification:
             f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.step_counts_text()}"
         )
         if not rewritten.losses:
-            return self._print_verdict_of_idle_rewrite(original, rewritten)
+            return self._print_verdict_of_unscaled_rewrite(original, rewritten)
 
         unpaired = "" if self._stack is None else self._say_starts_and_why_unpaired(original, rewritten)
         verdict, lines = self._compare_with_twin_if_different(original, rewritten)
@@ -153,7 +153,7 @@ class _Verification:
         self._print_usable_verdict(verdict, without, migrations, is_of_level=is_of_level)
         return 0
 
-    def _print_verdict_of_idle_rewrite(self, original: ScriptRun, rewritten: ScriptRun) -> int:
+    def _print_verdict_of_unscaled_rewrite(self, original: ScriptRun, rewritten: ScriptRun) -> int:
         """Print that a rewritten script scaled no loss, and return the exit code.
 
         Raises:

@@ -84,7 +84,7 @@ def current_stand_in() -> ArmStandIn:
     return _stand_ins[-1]
 
 
-def half_types_lifted_to_fp32() -> list[str]:
+def lifted_types_of_arm() -> list[str]:
     """Return the 16-bit types of weights that the arm of this process has lifted to fp32."""
     return _stand_ins[-1].lifted_types if _stand_ins else []
 
@@ -173,7 +173,7 @@ def _guard_mode_under_arm(arm: Arm, guards: GuardMode) -> GuardMode:
 
 def _record_lost_statistics(rows: RecordedSteps, watch: LostStatisticsWatch) -> None:
     """Record the layers that have lost their statistics, and print them where no table will."""
-    if lost := watch.find_lost_layers():
+    if lost := watch.find_layers_with_lost_statistics():
         rows.recorder.add_row({"kind": "lost_statistics", "layers": lost})
         if CELL_FOLDER not in os.environ:
             say_once(nonfinite_statistics_text(lost))

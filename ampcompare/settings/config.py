@@ -540,7 +540,7 @@ def settings_digest(values: Mapping[str, Any]) -> str:
         numeric["on_nan"] = FALLBACK + ",".join(arm.digest_text for arm in arms)
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
-        numeric["recipe"] = _settings_of_first_version(recipe)
+        numeric["recipe"] = _settings_as_first_version_wrote(recipe)
     if isinstance(script := values.get("script"), Mapping):
         numeric["script"] = _without_default_values(script, LATER_SCRIPT_SETTINGS)
     saving = values.get("saving")
@@ -579,7 +579,7 @@ def _without_default_values(values: Mapping[str, Any], later: Mapping[str, Any])
     return {name: value for name, value in values.items() if later.get(name, NO_DEFAULT) != value}
 
 
-def _settings_of_first_version(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_as_first_version_wrote(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a recipe as the first version would have written them, where it could have."""
     known = {}
     for name, value in recipe.items():

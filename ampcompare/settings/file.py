@@ -23,6 +23,8 @@ RECIPES = Path(__file__).resolve().parent / "recipes"
 
 
 class _FilePart(BaseModel):
+    """A part of a settings file: frozen, and refuses unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

@@ -336,7 +336,7 @@ class Recipe(FrozenSettings):
         return self
 
     @model_validator(mode="after")
-    def _require_unscaled_gradients(self) -> Recipe:
+    def _require_unscaled_gradients_if_read(self) -> Recipe:
         # FusedSGD then steps with scaled gradients at levels with master weights.
         if self.optimizer.args.get("materialize_master_grads", True) is False:
             reader = "clip_grad" if self.clip_grad is not None else f"layer_lr {self.optimizer.layer_lr}"

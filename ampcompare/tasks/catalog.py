@@ -211,7 +211,7 @@ def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]
     for name, description in DATA_SETS.items():
         reason = _missing_package(name) or why_files_missing(name, Path(data_dir or DEFAULT_DATA_DIR))
         rows.append((name, not reason, f"{description}; {reason}" if reason else description))
-    return [*rows, *_rows_of_other_tasks(lambda spec: spec.data_sets)]
+    return [*rows, *_rows_for_tasks_but_default(lambda spec: spec.data_sets)]
 
 
 def list_models() -> list[tuple[str, bool, str]]:
@@ -219,7 +219,7 @@ def list_models() -> list[tuple[str, bool, str]]:
     installed = find_spec("torchvision") is not None
     return [
         *((name, True, description) for name, description in BUILTIN_MODELS.items()),
-        *_rows_of_other_tasks(lambda spec: spec.models),
+        *_rows_for_tasks_but_default(lambda spec: spec.models),
         (
             "any torchvision classifier",
             installed,
@@ -232,7 +232,9 @@ def list_models() -> list[tuple[str, bool, str]]:
     ]
 
 
-def _rows_of_other_tasks(names: Callable[[TaskSpec], Mapping[str, str]]) -> list[tuple[str, bool, str]]:
+def _rows_for_tasks_but_default(
+    names: Callable[[TaskSpec], Mapping[str, str]],
+) -> list[tuple[str, bool, str]]:
     """Return rows of what tasks other than the default have, each with the option that chooses its task."""
     return [
         (name, True, f"{description}; --task {task}")

@@ -21,7 +21,7 @@ from ampcompare.tasks.task import Sums, Task
 View = Callable[[Tensor], Tensor]
 
 
-def make_image_views(name: str, sample_shape: tuple[int, ...]) -> Sequence[View]:
+def make_shifted_and_mirrored_views(name: str, sample_shape: tuple[int, ...]) -> Sequence[View]:
     """Return the further views of a batch of images (N, C, H, W): mirrored, or moved by a pixel, the edge repeated."""
     if name == "none":
         return ()
@@ -106,7 +106,7 @@ class Classification(Task):
         self.data = data
         self._model = model or ModelConfig()
         self._label_smoothing = label_smoothing
-        self._views = make_image_views(tta, data.sample_shape)
+        self._views = make_shifted_and_mirrored_views(tta, data.sample_shape)
 
     def make_models(self) -> Sequence[nn.Module]:
         model = build_model(

@@ -273,7 +273,7 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
         if any(group.weight_decay for group in config.groups):
             _refuse_optimizer_setting(config.name, "groups.weight_decay", "set", parameters)
     arguments |= _implementation_argument(config, parameters)
-    return {**arguments, **_own_arguments(config, parameters)}
+    return {**arguments, **_arguments_without_setting(config, parameters)}
 
 
 def _implementation_argument(
@@ -292,7 +292,9 @@ def _implementation_argument(
     return {argument: not is_loop}
 
 
-def _own_arguments(config: OptimizerConfig, parameters: Mapping[str, inspect.Parameter]) -> Mapping[str, Any]:
+def _arguments_without_setting(
+    config: OptimizerConfig, parameters: Mapping[str, inspect.Parameter]
+) -> Mapping[str, Any]:
     """Return the arguments that no setting has, as they are given; one that the optimizer lacks is refused."""
     is_open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     known = [name for name in parameters if name not in ("self", *OWN_SETTINGS)]

@@ -61,12 +61,12 @@ def _as_float32_tensor(tensor: Tensor) -> Tensor:
 def _sha256_of_tensors(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        for part in _storage_parts_of(gather_whole(tensor.detach())):
+        for part in _dense_parts_of(gather_whole(tensor.detach())):
             digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _storage_parts_of(tensor: Tensor) -> Sequence[Tensor]:
+def _dense_parts_of(tensor: Tensor) -> Sequence[Tensor]:
     """Return a tensor, or what stores a sparse or nested one."""
     if tensor.is_nested:
         return tensor.unbind()

@@ -22,11 +22,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.tensors.lists import largest_magnitudes
 from ampcompare.base.tensors.products import (
-    LinearProduct,
+    EmulatedLinearProduct,
     OperationMode,
     narrowest_type_name,
     product_flops,
-    report_type_name,
+    type_name_in_reports,
 )
 from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in_value
@@ -65,7 +65,9 @@ class _SeenTypes:
     # by type of forward products
     looks: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     products: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    linear: dict[tuple[str, str], list[LinearProduct]] = field(default_factory=lambda: defaultdict(list))
+    linear: dict[tuple[str, str], list[EmulatedLinearProduct]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     reduced: Counter[str] = field(default_factory=Counter)
     has_compensation: bool = False
     updates: list[Tensor] = field(default_factory=list)  # elements that should move, that stayed, that differ
@@ -76,7 +78,7 @@ class _SeenTypes:
 
 
 class StepTypeRecorder:
-    """Looks at steps: call `begin`, let the step run, its products under `sees`, then call `end`.
+    """Looks at steps: call `begin`, let the step run under `operations_observed_in_block`, then call `end`.
 
     Args:
         parameters: returns what the models hold, in their order, frozen ones too.
@@ -123,12 +125,12 @@ class StepTypeRecorder:
                 for optimizer in map(_optimizer_inside_wrapper, optimizers)
             }
 
-    def operations_observed(self) -> AbstractContextManager[Any]:
+    def operations_observed_in_block(self) -> AbstractContextManager[Any]:
         """Return the context whose operations are seen; those of optimizers in it are not."""
         return self._operations if self._is_detailed else nullcontext()
 
     @contextmanager
-    def operations_unseen(self) -> Iterator[None]:
+    def operations_unseen_in_block(self) -> Iterator[None]:
         """Run a block whose operations are not seen, such as a compiled program, which would not run under a mode."""
         if _get_current_dispatch_mode() is not self._operations:
             yield
@@ -183,7 +185,7 @@ class StepTypeRecorder:
         """Note what is held after a step of one of these optimizers; another one may step yet."""
         weights = [weight for weight in self._parameters() if weight.is_floating_point()]
         for weight in weights:
-            self._seen.weights[id(weight)] = weakref.ref(weight), report_type_name(weight), weight.numel()
+            self._seen.weights[id(weight)] = weakref.ref(weight), type_name_in_reports(weight), weight.numel()
         bare = list(map(_optimizer_inside_wrapper, optimizers))
         held = {id(param) for one in bare for group in one.param_groups for param in group["params"]}
         for optimizer in bare:
@@ -258,7 +260,7 @@ class StepTypeRecorder:
         """Note the types of what an optimizer holds, and which weights of models it updates."""
         own, pairs = set(map(id, weights)), self._weights_by_master(optimizer)
         trained = [one for one in weights if one.requires_grad and id(one) not in all_held]
-        free = [one for one in trained if report_type_name(one) in HALF_NAMES]
+        free = [one for one in trained if type_name_in_reports(one) in HALF_NAMES]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._type_counts_to_add_to(optimizer, number)
             elements = 0
@@ -303,7 +305,7 @@ class StepTypeRecorder:
         if id(param) in pairs:
             return [pairs[id(param)]]
         known = self._weight_of.get(param)
-        if known is None and free and report_type_name(param) not in HALF_NAMES:
+        if known is None and free and type_name_in_reports(param) not in HALF_NAMES:
             alike = [one for one in free if one.shape == param.shape]
             if len(alike) > 1:
                 alike.sort(
@@ -410,7 +412,7 @@ class _ProductCounter(OperationMode):
         super().__init__()
         self._seen = seen
 
-    def see_linear_product(self, product: LinearProduct) -> None:
+    def see_linear_product(self, product: EmulatedLinearProduct) -> None:
         self._seen.linear[product.role, product.text].append(product)
         passes = self._seen.forward if product.role == "fprop" else self._seen.backward
         passes[product.format] += product.flops
@@ -449,7 +451,7 @@ class TrainingLedgerRecorder:
     def _parameters_of_models(self) -> list[Tensor]:
         return [param for model in self._models for param in model.parameters()]
 
-    def with_recorded_updates(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def make_recorded_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Return `update` of the loop with looks at some of its calls."""
 
         def watched_update(
@@ -467,7 +469,7 @@ class TrainingLedgerRecorder:
             self.look.begin(step, optimizers, detailed=detailed)
             self._spent += time.perf_counter() - begin
             try:
-                with self.look.operations_observed():
+                with self.look.operations_observed_in_block():
                     inner = _PrecisionNotingAccumulation(precision, self.look) if detailed else precision
                     result = update(models, optimizers, inner, *arguments)
                 self.look.note_outcome(lambda: not result[-1].applied or any(result[-1].applied))
@@ -505,10 +507,10 @@ def _optimizer_inside_wrapper(optimizer: Optimizer) -> Optimizer:
 
 def _count_elements_by_type(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
-        counts[report_type_name(tensor)] += tensor.numel()
+        counts[type_name_in_reports(tensor)] += tensor.numel()
 
 
-_Linear = Mapping[tuple[str, str], Sequence[LinearProduct]]
+_Linear = Mapping[tuple[str, str], Sequence[EmulatedLinearProduct]]
 """Products of linear layers by role and format."""
 
 

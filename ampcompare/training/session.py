@@ -82,7 +82,7 @@ class TrainingSession:
         self.ledger = TrainingLedgerRecorder(
             assembly.replicas, config.drain_every, sees_operations=config.recipe.compile == "none"
         )
-        self.loop.update = self.ledger.with_recorded_updates(self.loop.update)
+        self.loop.update = self.ledger.make_recorded_update(self.loop.update)
 
     @property
     def precision(self) -> Precision:
@@ -106,7 +106,7 @@ class TrainingSession:
         checkpoint contains.
         """
         position = self.position
-        share = self._data_share_facts()
+        share = self._data_loading_facts()
         for policy in self.policies:
             policy.begin(position.step)
         for epoch in range(position.epoch, self.config.recipe.epochs):
@@ -177,7 +177,7 @@ class TrainingSession:
         )
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the run at a drain point, in the layout of `checkpoint.store.layout`.
+        """Return the state of the run at a drain point, in the layout of `checkpoints.store.layout`.
 
         Every rank calls it; None on all but the first. Tensors are those that training continues with, not copies.
         """
@@ -208,7 +208,7 @@ class TrainingSession:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], resumption: Resumption) -> None:
-        """Restore what `state_dict` returned, except weights, optimizers and precision, which `assemble` restored.
+        """Restore what `state_dict` returned, except weights, optimizers and precision, which `assemble_run` restored.
 
         Nothing may draw random numbers between this call and training. With another number of processes each rank
         seeds its generators from the seed of the recipe, the step and its rank.
@@ -288,7 +288,7 @@ class TrainingSession:
             assembly.task,
             models,
             precision,
-            data.val_batches(batch_size, device=assembly.device, **self._data_share_facts()),
+            data.val_batches(batch_size, device=assembly.device, **self._data_loading_facts()),
             assembly.device,
             ranks.sum if ranks.size > 1 else None,
             range(ranks.rank, data.num_val, ranks.size),
@@ -307,7 +307,7 @@ class TrainingSession:
         with average.average_in_place(self.precision):
             yield
 
-    def _data_share_facts(self) -> dict[str, Any]:
+    def _data_loading_facts(self) -> dict[str, Any]:
         """Return which part of the data this process reads, and how."""
         ranks = self.assembly.ranks
         return {

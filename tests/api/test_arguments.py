@@ -10,7 +10,7 @@ import pytest
 
 import ampcompare
 from ampcompare.api.arguments import parameter_docs_of, takes_parameters_of
-from ampcompare.cli.help import option_factory
+from ampcompare.cli.help import make_option_from_signature
 from ampcompare.experiment.run_options import CompareOptions, LaunchOptions, RunOptions
 
 API = {"compare": CompareOptions, "run": RunOptions}
@@ -104,7 +104,7 @@ def test_an_option_of_the_command_line_is_that_of_the_parameter(
     """Text, default and type come from the class, and a value from the parser goes by the name of the parameter."""
 
     @click.command()
-    @option_factory(Options)(*names)
+    @make_option_from_signature(Options)(*names)
     def command() -> None:
         pass
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, lr_scheduler
 
-from ampcompare.diagnosis.prefix import PrefixWatch, lost_update_masses, share_divided_by_zero
+from ampcompare.diagnosis.prefix import PrefixWatch, lost_update_masses, share_of_steps_divided_by_zero
 from ampcompare.results.records.outlook import WatchedFirstSteps
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
@@ -153,7 +153,7 @@ def test_an_optimizer_divides_by_zero_in_fp16(make: Any) -> None:
     optimizer = make([param], lr=0.1, eps=1e-8)
     param.grad = torch.tensor([1e-6, 1e-6, 1.0, 0.0])
     optimizer.step()
-    assert float(share_divided_by_zero(optimizer, torch.float16)) == 0.75
-    assert float(share_divided_by_zero(optimizer, torch.bfloat16)) == 0.0
+    assert float(share_of_steps_divided_by_zero(optimizer, torch.float16)) == 0.75
+    assert float(share_of_steps_divided_by_zero(optimizer, torch.bfloat16)) == 0.0
     optimizer.param_groups[0]["eps"] = 1e-4
-    assert float(share_divided_by_zero(optimizer, torch.float16)) == 0.0
+    assert float(share_of_steps_divided_by_zero(optimizer, torch.float16)) == 0.0

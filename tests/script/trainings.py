@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.base.tensors.cuda_casts import NestedContexts, cuda_casts
+from ampcompare.base.tensors.cuda_casts import TwoNestedContexts, cuda_casts
 from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import batch, gan_loss, network, two_networks
 
@@ -107,7 +107,7 @@ class TorchAmp(Plain):
         return (
             nullcontext()
             if self.dtype is None
-            else NestedContexts(cuda_casts(), torch.autocast("cpu", dtype=self.dtype))
+            else TwoNestedContexts(cuda_casts(), torch.autocast("cpu", dtype=self.dtype))
         )
 
     def forward(self) -> AbstractContextManager[Any]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.tasks import classification_loss, load_data
-from ampcompare.tasks.classification import Classification, make_image_views
+from ampcompare.tasks.classification import Classification, make_shifted_and_mirrored_views
 from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import make_memory_data
 from ampcompare.training.evaluate import evaluate_models
@@ -49,10 +49,12 @@ IMAGE = torch.arange(6.0).reshape(1, 1, 2, 3)
 
 def test_views_of_an_image() -> None:
     """A flip exchanges left and right; a shift repeats the edge that it uncovers."""
-    assert make_image_views("none", (1, 2, 3)) == ()
-    (flip,) = make_image_views("flips", (1, 2, 3))
+    assert make_shifted_and_mirrored_views("none", (1, 2, 3)) == ()
+    (flip,) = make_shifted_and_mirrored_views("flips", (1, 2, 3))
     assert flip(IMAGE).tolist() == [[[[2, 1, 0], [5, 4, 3]]]]
-    down, up, right, left = (view(IMAGE)[0, 0].tolist() for view in make_image_views("shifts", (1, 2, 3)))
+    down, up, right, left = (
+        view(IMAGE)[0, 0].tolist() for view in make_shifted_and_mirrored_views("shifts", (1, 2, 3))
+    )
     assert down == [[0, 1, 2], [0, 1, 2]]
     assert up == [[3, 4, 5], [3, 4, 5]]
     assert right == [[0, 0, 1], [3, 3, 4]]
@@ -62,7 +64,7 @@ def test_views_of_an_image() -> None:
 def test_samples_that_are_no_images_are_refused() -> None:
     """Rows of features cannot be flipped, and the message says what to choose."""
     with pytest.raises(UnsupportedCombination, match=r"shape \(8, 4\); use --tta none"):
-        make_image_views("flips", (8, 4))
+        make_shifted_and_mirrored_views("flips", (8, 4))
 
 
 class Columns(nn.Module):

@@ -54,7 +54,7 @@ def train(
     precision = make_precision(arm)
     (model,), (made,) = precision.prepare([model], [OPTIMIZERS[optimizer](model.parameters())])
     keeper = TrainingLedgerRecorder([model], 20)
-    make = keeper.with_recorded_updates(update) if watched else update
+    make = keeper.make_recorded_update(update) if watched else update
     _, emulation = choose_cpu_half_mode_and_context("auto", precision.half_dtype, CPU)
     scales: tuple[float, ...] = ()
     with emulation:
@@ -177,7 +177,7 @@ def test_zero_denominators_are_counted(arm: str, eps: float, zero: float) -> Non
     batches = [1e-2 * torch.randn(16, 8)]
     _, emulation = choose_cpu_half_mode_and_context("auto", precision.half_dtype, CPU)
     with emulation:
-        keeper.with_recorded_updates(update)(
+        keeper.make_recorded_update(update)(
             [model], [made], precision, SingleProcess(), lambda m, x: 1e-2 * loss_of(m, x), batches, None
         )
     found = keeper.look.read_ledger_from_device()
@@ -211,7 +211,7 @@ def test_later_looks_take_little_time() -> None:
     precision = make_precision("fp32")
     optimizer = SGD(model.parameters(), lr=0.1)
     keeper = TrainingLedgerRecorder([model], 20)
-    make = keeper.with_recorded_updates(update)
+    make = keeper.make_recorded_update(update)
     for _ in range(19):
         make([model], [optimizer], precision, SingleProcess(), loss_of, [torch.ones(2, 4)], None)
     assert keeper.look.steps == [0, 1]
@@ -234,7 +234,7 @@ def linear_ledger(arm: str, *, scale: float = 1.0, steps: int = 2) -> Ledger:
     keeper = TrainingLedgerRecorder([model], 20)
     batches = [scale * torch.randn(32, 48, generator=torch.Generator().manual_seed(1))]
     for _ in range(steps):
-        keeper.with_recorded_updates(update)(
+        keeper.make_recorded_update(update)(
             [model], [made], precision, SingleProcess(), loss_of, batches, None
         )
     return keeper.look.read_ledger_from_device(loss_scale=None)

@@ -63,7 +63,8 @@ class GradientBucket:
     The buffer ends in one number per parameter: how many ranks had a gradient for it. So ranks may use different
     parameters: a rank without one sends zeros, and receives the reduced gradient if any rank had one, else none.
 
-    Call in this order: `reserve`, `fill`, sum `flat` over the ranks, `scatter`, `adopt`.
+    Call in this order: `reserve_buffer`, `fill_from_gradients`, sum `flat` over the ranks, `write_reduced_gradients`,
+    `set_missing_gradients`.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], reduction: BucketReduction) -> None:

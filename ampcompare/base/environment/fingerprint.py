@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.environment.packages import installed_version
-from ampcompare.base.environment.variables import APEX_STRICT, is_apex_strict
+from ampcompare.base.environment.variables import APEX_STRICT, reproduces_apex_defects
 from ampcompare.base.version import __version__
 
 # Variables of the environment that change numbers. They are recorded where they are set.
@@ -37,7 +37,7 @@ def _facts_of_installation() -> dict[str, str | None]:
 
 def _environment_switches_that_are_set() -> dict[str, str]:
     found = {name: os.environ.get(name, "").strip() for name in SWITCHES}
-    if not is_apex_strict():
+    if not reproduces_apex_defects():
         found[APEX_STRICT] = ""
     return {name: value for name, value in found.items() if value}
 

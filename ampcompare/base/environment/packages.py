@@ -155,12 +155,12 @@ def importability_and_spec(name: str) -> tuple[bool, ModuleSpec | None]:
             return False, None
         inner = PathFinder.find_spec(part, list(spec.submodule_search_locations or []))
         if inner is None:
-            return _may_hold_any_module(spec), None
+            return _may_create_submodules(spec), None
         spec = inner
     return spec is not None, spec
 
 
-def _may_hold_any_module(spec: ModuleSpec) -> bool:
+def _may_create_submodules(spec: ModuleSpec) -> bool:
     """Return whether a module may create submodules that are not files in its folder, as `os` creates `os.path`."""
     if spec.origin is None or not spec.origin.endswith(".py"):
         return spec.submodule_search_locations is None

@@ -16,6 +16,6 @@ STARTED_BY = "AMPCOMPARE_STARTED_BY"  # what started the ranks
 OTHER_VARIABLES = (APEX_STRICT, CELL_FOLDER, CODE_FOLDER, MASK, PLACE, SANDBOX, STARTED_BY)
 
 
-def is_apex_strict() -> bool:
+def reproduces_apex_defects() -> bool:
     """Return whether the environment brings the defects of Apex back: the variable is 1, true, yes or on."""
     return os.environ.get(APEX_STRICT, "").strip().lower() in TRUE_WORDS

@@ -64,7 +64,7 @@ def _enter_sandbox(store: str, shared: Sequence[str], roots: Sequence[str]) -> N
     home, temporary = os.path.expanduser("~"), tempfile.gettempdir()
     # of this process: another one of the same cell may have had one before
     store = tempfile.mkdtemp(dir=store)
-    is_privileged = _leave_mounts_and_is_without_user_namespace()
+    is_privileged = _unshare_mounts_and_is_privileged()
     _mount_source_on_target(None, "/", None, MS_REC | MS_PRIVATE)
     common = (here, home, temporary, "/tmp", "/var/tmp")
     root = _NewRoot(store, None if is_privileged else (*common, *roots))
@@ -198,7 +198,7 @@ def _make_folders_in_upper_layer(path: str, root: str, upper: str) -> None:
         os.chmod(made, stat.S_IMODE(os.stat(real).st_mode))
 
 
-def _leave_mounts_and_is_without_user_namespace() -> bool:
+def _unshare_mounts_and_is_privileged() -> bool:
     """Leave the mounts of the machine; return whether that took no user namespace."""
     with contextlib.suppress(OSError):
         _call_libc("unshare", CLONE_NEWNS)

@@ -23,7 +23,7 @@ def mark_output_with_rank() -> None:
     if not os.environ.get(CELL_FOLDER) or isinstance(sys.stdout, _RankMarkedStream):
         return
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        is_read = _make_descriptor_check(fd)
+        is_read = _make_descriptor_unchanged_check(fd)
         stream, first = getattr(sys, name), getattr(sys, f"__{name}__")
         setattr(sys, name, _RankMarkedStream(stream, is_read))
         if first is not None:  # to which a script returns that has replaced the stream
@@ -34,7 +34,7 @@ def mark_output_with_rank() -> None:
             )
 
 
-def _make_descriptor_check(fd: int) -> Callable[[], bool]:
+def _make_descriptor_unchanged_check(fd: int) -> Callable[[], bool]:
     """Return a function that says whether a file descriptor leads where it does now. A script may lead it elsewhere."""
 
     def where_descriptor_leads() -> tuple[int, int] | None:

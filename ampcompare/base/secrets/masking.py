@@ -209,11 +209,11 @@ def reveal_secrets(words: Sequence[str]) -> list[str]:
 
 
 def secrets_by_placeholder() -> dict[str, str]:
-    """Return what `restore_secrets` needs in another process."""
+    """Return what `note_secrets_by_placeholder` needs in another process."""
     return dict(_placeholders)
 
 
-def restore_secrets(placeholders: Mapping[str, str]) -> None:
+def note_secrets_by_placeholder(placeholders: Mapping[str, str]) -> None:
     """Know the secrets of the process that called `secrets_by_placeholder`."""
     for placeholder, value in placeholders.items():
         _placeholders[placeholder] = value

@@ -64,7 +64,7 @@ class ShimFinder(MetaPathFinder):
         if found.kind == "no_amp" and found.path is not None:
             missing = missing_submodules(found.path)
             if fullname == "apex":
-                return self._grafted_spec(path, missing)
+                return self._spec_grafting_submodules(path, missing)
             answers = fullname.split(".")[1] in missing and importer != "probe"
             under = [f"apex.{name}" for name in missing]
             return self._engine_spec(fullname, ENGINE + fullname[len("apex") :], under) if answers else None
@@ -116,7 +116,9 @@ class ShimFinder(MetaPathFinder):
             return _ForgottenSpec(self, fullname, loader, is_package=is_package)
         return ModuleSpec(fullname, loader, is_package=is_package)
 
-    def _grafted_spec(self, path: Sequence[str] | None, missing: tuple[str, ...]) -> ModuleSpec | None:
+    def _spec_grafting_submodules(
+        self, path: Sequence[str] | None, missing: tuple[str, ...]
+    ) -> ModuleSpec | None:
         """Return the spec of NVIDIA's package, which once loaded has the missing submodules as attributes."""
         spec = self._spec_of_other_finders("apex", path)
         loader: Any = None if spec is None else spec.loader

@@ -734,7 +734,7 @@ def cast_as_on_cuda(device_type: str, cast_lists: str) -> AbstractContextManager
     )
 
 
-class NestedContexts(AbstractContextManager[Any]):
+class TwoNestedContexts(AbstractContextManager[Any]):
     """Two contexts, one inside of the other; returns what the inner one returns.
 
     It may be entered as often as both contexts may.

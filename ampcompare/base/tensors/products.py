@@ -22,7 +22,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return SHORT.get(dtype) or str(dtype).removeprefix("torch.")
 
 
-def report_type_name(tensor: Tensor) -> str:
+def type_name_in_reports(tensor: Tensor) -> str:
     """Return the type of a tensor as reports show it; "fp8" for torchao's tensors that hold it."""
     dtype = getattr(tensor, "_data", tensor).dtype if type(tensor) is not Tensor else tensor.dtype
     name = dtype_name(dtype)
@@ -31,7 +31,9 @@ def report_type_name(tensor: Tensor) -> str:
 
 def narrowest_type_name(tensors: Iterable[Tensor]) -> str:
     """Return the narrowest floating or complex type of some tensors; "" if there is none."""
-    found = {report_type_name(one) for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
+    found = {
+        type_name_in_reports(one) for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex
+    }
     return narrowest_of_type_names(found) or min(found, default="")
 
 
@@ -48,7 +50,7 @@ def product_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
 
 
 @dataclass(frozen=True)
-class LinearProduct:
+class EmulatedLinearProduct:
     """One product of a linear layer that an emulation has multiplied in a format of its own.
 
     Attributes:
@@ -83,7 +85,7 @@ class OperationMode(TorchDispatchMode, abc.ABC):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def see_linear_product(self, product: LinearProduct) -> None:
+    def see_linear_product(self, product: EmulatedLinearProduct) -> None:
         """Receive a product of a linear layer whose own operations are not seen."""
 
     @abc.abstractmethod

@@ -71,7 +71,7 @@ def undo_skipped_step_on_host(optimizer: Optimizer) -> None:
         skippable.undo_on_host_if_skipped(optimizer)
 
 
-class DeferredFlag:
+class FlagCopyToHost:
     """A device scalar that travels to the host while both go on working."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class _SkippableStep:
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self._inner = inner
-        self._flag = DeferredFlag()
+        self._flag = FlagCopyToHost()
         self._unsettled: _HostChangesOfStep | None = None
 
     def undo_on_host_if_skipped(self, optimizer: Optimizer) -> None:

@@ -22,7 +22,7 @@ from ampcompare.base.tensors.products import (
     OperationMode,
     narrowest_type_name,
     product_flops,
-    report_type_name,
+    type_name_in_reports,
 )
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.diagnosis.profiling.marks import PhaseFollower
@@ -163,7 +163,7 @@ class OperationCounter(OperationMode):
         counts.cast_bytes += moved
         storage = source.untyped_storage()
         counts.keep.append(storage)
-        key = (storage.data_ptr(), source._version, report_type_name(result))
+        key = (storage.data_ptr(), source._version, type_name_in_reports(result))
         counts.casts[key].append(
             (nearest_user_location_text(sys._getframe(2)), self.marks.running_module, moved)
         )

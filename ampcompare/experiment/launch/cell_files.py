@@ -56,7 +56,7 @@ def write_cell_inputs(config: RunConfig, folder: Path) -> None:
     write_config(config, folder)
 
 
-def make_finder_of_earlier_files_read(folder: Path) -> Callable[[], list[str]]:
+def make_finder_of_stale_files_read(folder: Path) -> Callable[[], list[str]]:
     """Return a function that names the files of an earlier attempt in the folder of a cell that were read since then.
 
     The system notes when a file is read; where it does not, each of them counts.

@@ -91,7 +91,7 @@ ANYWHERE = Place()
 
 
 def record_with_place(record: RunRecord) -> RunRecord:
-    """Return the record of a cell of this process with what `Place.mark` adds.
+    """Return the record of a cell of this process with what `Place.record_with_place` adds.
 
     The process that trains adds it too, so that no record lacks it where the command was killed.
     """

@@ -100,7 +100,7 @@ class ScriptAmp:
         if self._rows is not None:
             self._rows.has_initialized = True
             if self._plain.stages.needs_scaler and options.get("num_losses", 1) > 1:
-                self._rows.add_departure_note(ONE_SCALE)
+                self._rows.add_arm_departure_note(ONE_SCALE)
         return models if optimizers is None else (models, optimizers)
 
     @contextmanager

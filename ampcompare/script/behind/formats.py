@@ -65,7 +65,7 @@ class ScriptLinearFormats:
         for note in self._plan.notes if self._rows is not None else ():
             if note not in self._noted and self._rows is not None:
                 self._noted.add(note)
-                self._rows.add_departure_note(note)
+                self._rows.add_arm_departure_note(note)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
         notes = [compiled] if observer.compiles else []
         if beyond := statistics.find_layers_beyond_fp16():
             notes.append(variance_beyond_fp16_text(beyond))
-        notes += filter(None, [limited.limits_text()])
+        notes += filter(None, [limited.gradient_limits_text()])
         arm = Arm.parse(str(request.settings["arm"]))
         found = diagnosis_of_observation(
             observation, arm, reference=reference, subject=request.settings["name"], notes=notes
@@ -177,7 +177,7 @@ def _run_script_profiled(request: ProfileRequest, rank: int) -> int:
 def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
     """Run the first steps of a script in fp32, and write what was seen of them."""
     from ampcompare.diagnosis.prefix import PrefixWatch
-    from ampcompare.script.arm_process import half_types_lifted_to_fp32
+    from ampcompare.script.arm_process import lifted_types_of_arm
     from ampcompare.script.watch.cell_facts import StepsReached
     from ampcompare.script.watch.planned_steps import find_num_planned_steps, find_repetitions_of_loops_around
 
@@ -200,7 +200,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
     status = _run_with_observer(request, install)
     (watch,) = watches
     watch.close()
-    types = [SHORT[name] for name in half_types_lifted_to_fp32()]
+    types = [SHORT[name] for name in lifted_types_of_arm()]
     found = watch.read_prefix().model_copy(update={"weights": types[0] if types else ""})
     if rank == 0 and found.steps:
         Path(request.answer).write_text(found.model_dump_json(), encoding="utf-8")

@@ -322,7 +322,7 @@ class _RewriteTraceRecorder:
         events = Subscriptions(Layer.RECORD)
         events.wrap(*PatchPoints.BACKWARD, self._note_backward_result_types)
         events.wrap(*PatchPoints.FORWARD, self._note_evaluation_output)
-        events.wrap(torch.amp.GradScaler, "unscale_", self._note_unscaled_gradients)
+        events.wrap(torch.amp.GradScaler, "unscale_", self._note_optimizer_unscaled)
         events.wrap(torch.amp.GradScaler, "step", self._note_scaler_step)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             events.wrap(owner, "zero_grad", self._note_cleared_gradients)
@@ -360,7 +360,7 @@ class _RewriteTraceRecorder:
             self._in_scaler_step = False
             self._unscaled.discard(id(args[0] if args else options.get("optimizer")))
 
-    def _note_unscaled_gradients(self, inner: Any, scaler: Any, optimizer: Any) -> Any:
+    def _note_optimizer_unscaled(self, inner: Any, scaler: Any, optimizer: Any) -> Any:
         if scaler.is_enabled():
             self._unscaled.add(id(optimizer))
         return inner(scaler, optimizer)

@@ -90,7 +90,7 @@ class ExecSettings:
         return [*words, *GUARD_OPTIONS[self.guards]]
 
 
-def fields_of_verified_script(
+def exec_fields_for_resume_check(
     fields: Mapping[str, Any], name: str, arguments: Sequence[str]
 ) -> dict[str, Any]:
     """Return the fields of `ExecSettings` of a script whose resumption is verified: without guards, and with a seed.

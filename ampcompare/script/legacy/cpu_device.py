@@ -62,7 +62,7 @@ PARTS = (
 )  # of ampcompare's, which know torch's attributes
 
 
-def is_cuda(device: Any) -> bool:
+def means_cuda_device(device: Any) -> bool:
     """Return whether a value means a CUDA device: "cuda", "cuda:1", a `torch.device`, or its number."""
     if isinstance(device, str):
         return device.partition(":")[0] == "cuda"
@@ -123,7 +123,7 @@ def _make_factory_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            if is_cuda(kwargs.get("device")):
+            if means_cuda_device(kwargs.get("device")):
                 kwargs["device"] = "cpu"
             kwargs.pop("pin_memory", None)
         return original(*args, **kwargs)
@@ -155,7 +155,7 @@ def _replace_generator() -> None:
 
     class Generator(original, metaclass=AnyGenerator):  # type: ignore[misc]
         def __new__(cls, device: Any = "cpu") -> Any:
-            return original("cpu" if is_cuda(device) else device)
+            return original("cpu" if means_cuda_device(device) else device)
 
     torch.Generator = Generator  # type: ignore[misc]
 
@@ -177,9 +177,9 @@ def _replace_tensor_methods() -> None:
 
     @functools.wraps(tensor_to)
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args and is_cuda(args[0]):
+        if args and means_cuda_device(args[0]):
             return _copy_if_result_is_source(self, tensor_to(self, "cpu", *args[1:], **kwargs))
-        if is_cuda(kwargs.get("device")):
+        if means_cuda_device(kwargs.get("device")):
             return _copy_if_result_is_source(self, tensor_to(self, *args, **{**kwargs, "device": "cpu"}))
         return tensor_to(self, *args, **kwargs)
 
@@ -218,9 +218,9 @@ def _replace_modules_and_loaders() -> None:
     @functools.wraps(module_to)
     def to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A torch without CUDA cannot resolve the number of a device.
-        if args and is_cuda(args[0]):
+        if args and means_cuda_device(args[0]):
             args = ("cuda", *args[1:])
-        if is_cuda(kwargs.get("device")):
+        if means_cuda_device(kwargs.get("device")):
             kwargs["device"] = "cuda"
         return module_to(self, *args, **kwargs)
 
@@ -276,7 +276,7 @@ def _redirect_torch_load_and_defaults_to_cpu() -> None:
 
     @functools.wraps(made)
     def make_context(self: Any, device: Any) -> None:
-        made(self, "cpu" if is_cuda(device) else device)
+        made(self, "cpu" if means_cuda_device(device) else device)
 
     _device.DeviceContext.__init__ = make_context  # type: ignore[method-assign]
 

@@ -17,7 +17,7 @@ LIBRARIES = (*WRITERS, "wandb", "mlflow")
 def start_logging_scalars() -> Callable[[], None]:
     """Log what scripts of this process write from now on; return a function that ends it."""
     events = Subscriptions(Layer.RECORD)
-    hook = ImportHook({name: functools.partial(_log_scalars_of_module, events, name) for name in LIBRARIES})
+    hook = ImportHook({name: functools.partial(_log_scalars_of_tracker, events, name) for name in LIBRARIES})
     hook.begin()
 
     def end() -> None:
@@ -27,7 +27,7 @@ def start_logging_scalars() -> Callable[[], None]:
     return end
 
 
-def _log_scalars_of_module(events: Subscriptions, name: str) -> None:
+def _log_scalars_of_tracker(events: Subscriptions, name: str) -> None:
     module: Any = sys.modules[name]
     if name in WRITERS:
         events.wrap(module.SummaryWriter, "add_scalar", _make_call_with_log(_log_tensorboard_scalar))

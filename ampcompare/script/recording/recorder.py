@@ -353,7 +353,7 @@ class RecordedSteps:
         """Record a backward pass of a loss that nothing scales, next to `apex.amp`."""
         self.recorder.add_row({"kind": "plain_backward", "loss": loss})
 
-    def add_departure_note(self, text: str) -> None:
+    def add_arm_departure_note(self, text: str) -> None:
         """Record in what an arm departs from what the script asks for."""
         self.recorder.add_row({"kind": "note", "text": text})
 
@@ -363,7 +363,7 @@ class RecordedSteps:
         if CELL_FOLDER not in os.environ:
             say_once(text)
 
-    def add_changed_labels_remark(self, text: str) -> None:
+    def add_rounded_labels_remark(self, text: str) -> None:
         """Record that an arm trains on other labels or codes than the script gives it, as a remark too."""
         self.add_rounding_remark(text)
         self.recorder.add_row({"kind": "rounded_codes", "text": text})

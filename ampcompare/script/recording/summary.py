@@ -11,7 +11,7 @@ from ampcompare.base.files.read import FileFault, open_regular_file, parse_json,
 from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.results.records.document import parse_json_number
 from ampcompare.results.report.document import Document, Section, Table, Text
-from ampcompare.script.recording.tail import rows_only_in_tail
+from ampcompare.script.recording.tail import rows_only_in_tail_file
 
 FORMAT = "ampcompare-exec"
 SCHEMA = 1
@@ -101,7 +101,7 @@ def read_exec_record(path: Path) -> ExecSummary:
             if number == len(lines):
                 break
             raise RecordError(f"{path}, line {number}, is not a row of a record: {error!r}") from None
-    for row in rows_only_in_tail(path, rows):
+    for row in rows_only_in_tail_file(path, rows):
         update_summary_by_row(summary, row)
     return summary
 

@@ -13,7 +13,7 @@ SLOT = struct.Struct("=9d")  # as in `recorder.py.txt`, which imports nothing of
 CLOCK_SLACK, CLOCK_SHARE = 1.0, 0.1  # seconds by which its two clocks may disagree
 
 
-def rows_only_in_tail(path: Path, written_rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rows_only_in_tail_file(path: Path, written_rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of a record that are in its tail alone, in their order; none without a tail.
 
     Args:

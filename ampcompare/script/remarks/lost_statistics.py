@@ -38,7 +38,7 @@ class LostStatisticsWatch:
         return result
 
     @torch.no_grad()
-    def find_lost_layers(self) -> list[str]:
+    def find_layers_with_lost_statistics(self) -> list[str]:
         """Return the layers whose running statistics are not finite, though their weights are.
 
         Without those of `find_layers_beyond_fp16`.

@@ -56,7 +56,7 @@ class TiedComparisonWatch:
         self, inner: Callable[..., Any], one: Any, other: Any, *args: Any, **kwargs: Any
     ) -> Any:
         result = inner(one, other, *args, **kwargs)
-        if not torch.is_grad_enabled() and _is_of_many_with_few(one, other, result):
+        if not torch.is_grad_enabled() and _compares_many_with_few(one, other, result):
             frame = calling_frame()
             line = (frame.f_code, frame.f_lineno)
             self._looks[line] = self._looks.get(line, 0) + 1
@@ -92,7 +92,7 @@ class TiedComparisonWatch:
         return self._half if is_rounded else None
 
 
-def _is_of_many_with_few(one: Any, other: Any, result: Any) -> bool:
+def _compares_many_with_few(one: Any, other: Any, result: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or not isinstance(result, Tensor):
         return False
     if not one.is_floating_point() or other.dtype != one.dtype or one.numel() == other.numel():

@@ -73,13 +73,13 @@ class RoundedWholeNumberWatch:
         """Follow what a model makes of the inputs that `note_rounded_inputs` has found rounded, from their cast on."""
         if not self._rounded or self._has_rounded_codes or self._rows is None:
             return nullcontext()
-        return _CodesMode(self._rounded, self._note_rounded_codes)
+        return _UnroundedReplayMode(self._rounded, self._note_rounded_codes)
 
     def _note_rounded_codes(self, given: float, read: float) -> None:
         """Note that a number is a label or a code, and has become another one."""
         if not self._has_rounded_codes and self._rows is not None:
             self._has_rounded_codes = True
-            self._rows.add_changed_labels_remark(
+            self._rows.add_rounded_labels_remark(
                 f"{self._arm} trains on other labels or codes than the script gives it: "
                 f"{given:.6g} becomes {read:.6g} ({user_location()})"
             )
@@ -122,7 +122,7 @@ class _FollowedTensor:
     is_of_whole: bool
 
 
-class _CodesMode(TorchFunctionMode):
+class _UnroundedReplayMode(TorchFunctionMode):
     """Repeats what is computed of rounded inputs alone on the numbers as they were given.
 
     Integers, answers to `==` and targets of losses that differ then are labels or codes which rounding has changed. So

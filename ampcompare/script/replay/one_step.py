@@ -676,7 +676,7 @@ def _optimizer_restored(optimizer: Any, params: List[Any]) -> Iterator[None]:
 
 
 class StepFollower:
-    """Follows the steps of the script of this process; `install` until `remove`.
+    """Follows the steps of the script of this process; `install` until `stop_following`.
 
     A step begins at the first call of a module that is trained, and ends where an optimizer steps.
     """
@@ -1272,7 +1272,9 @@ class StepReplay(StepFollower):
         if drawn_by_base and TorchFunctionMode is object:
             return {"why": "it has dropout, which replay repeats from torch 1.13 on"}
         try:
-            native, exact, nudged, drawn, operations = self._answers_of_module(module, call, run, masks)
+            native, exact, nudged, drawn, operations = self._own_fp64_and_nudged_results(
+                module, call, run, masks
+            )
             parts = errors_by_part_and_tensor(native, exact, nudged, known)
         except Exception as error:
             first_line = str(error).splitlines()[0] if str(error) else ""
@@ -1302,7 +1304,7 @@ class StepReplay(StepFollower):
         )
         return True
 
-    def _answers_of_module(
+    def _own_fp64_and_nudged_results(
         self,
         module: nn.Module,
         call: Dict[str, Any],

@@ -57,7 +57,7 @@ class OpenAutocastBlock:
             self._enter_block()
 
     def switch_casts_off(self) -> None:
-        """Switch casts off until the next `start`."""
+        """Switch casts off until the next `switch_casts_on`."""
         self._leave_block()
         self._make = None
 

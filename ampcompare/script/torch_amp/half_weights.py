@@ -59,7 +59,7 @@ from ampcompare.script.torch_amp.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.torch_amp.keep_fp32 import WRAPPERS, model_inside_wrappers
 from ampcompare.script.torch_amp.lifted_weights import all_modules_of_process, allow_averages_across_types
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
-from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
+from ampcompare.script.torch_amp.protocol import losses_inside_step_refusal
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.script.torch_amp.widening_modules import WideningModulesWatch
 from ampcompare.training.precision.base import make_precision, owned_params
@@ -423,7 +423,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
 
     def find_step_without_arm(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
-            raise losses_on_copies_refusal(optimizer, self._arm)
+            raise losses_inside_step_refusal(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
         self._found.find_and_add_all_models()
         if any(optimizer is one for one in self._living_optimizers):
@@ -504,7 +504,7 @@ class TorchAmpByHalfWeights(TorchAmpByAutocast):
                 continue
             master.copy_(torch.where(written, param.float(), master))
             if self._rows is not None and not self._has_followed:
-                self._rows.add_departure_note(
+                self._rows.add_arm_departure_note(
                     f"the script writes weights between steps, and the master weights of {self._arm} take what it "
                     "writes, rounded to 16 bits"
                 )

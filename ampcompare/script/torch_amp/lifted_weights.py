@@ -78,7 +78,7 @@ class HalfWeightLifter:
     def _note_departure(self, note: str) -> None:
         """Note once in what the arm departs from the script."""
         if self._rows is not None and note not in self._notes:
-            self._rows.add_departure_note(note)
+            self._rows.add_arm_departure_note(note)
         self._notes.add(note)
 
     def lift_thawed_weights(self) -> None:

@@ -45,7 +45,7 @@ from ampcompare.script.remarks.whole_numbers import RoundedWholeNumberWatch
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenAutocastBlock
 from ampcompare.script.torch_amp.gradient_stages import ScriptLossScaling, ScriptOptimizers
 from ampcompare.script.torch_amp.lifted_weights import HalfWeightLifter
-from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_inside_step_refusal
 from ampcompare.training.precision.base import half_dtype_of, owned_params, refuse_wrapped
 
 # modules of steps that compute with gradients, and of what
@@ -224,7 +224,7 @@ class PlainScriptFollower:
         return any(self._optimizers.find_owner_of(value) is not None for value in given)
 
     def _prepare_and_find_input_type(self, module: nn.Module) -> torch.dtype | None:
-        """Return `input_type` of the stand-in, which may cast models: other threads wait, and decide nothing."""
+        """Return `find_input_type` of the stand-in, which may cast models: other threads wait, and decide nothing."""
         with self._deciding:
             return self._stand_in.find_input_type(module)
 
@@ -336,7 +336,7 @@ class PlainScriptFollower:
     # The forward pass.
 
     def _call_with_fitting_inputs(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not self._lifted.types and not self._is_in_place_of_autocast():
+        if not self._lifted.types and not self._casts_otherwise_than_autocast():
             return self._call_outermost_model(original, module, args, kwargs)
         given, (args, kwargs) = (args, kwargs), self._lift_weights_and_fit_arguments(module, args, kwargs)
         result = self._call_outermost_model(original, module, args, kwargs)
@@ -348,7 +348,7 @@ class PlainScriptFollower:
         """Return whether this thread is inside of a module that is trained."""
         return self._pass.inside or self._replicating > 0
 
-    def _is_in_place_of_autocast(self) -> bool:
+    def _casts_otherwise_than_autocast(self) -> bool:
         """Return whether the arm does not cast where the script's own blocks would, so that inputs may not fit."""
         return self._is_fp32 and self._stand_in.script.has_autocast
 
@@ -366,7 +366,7 @@ class PlainScriptFollower:
             return original(module, *args, **kwargs)
         mode = self._find_what_script_lacks()
         if self._stepping and self._copied is not None and not self._backwards:
-            raise losses_on_copies_refusal(self._copied, self._arm)
+            raise losses_inside_step_refusal(self._copied, self._arm)
         if self._lifted.types:  # by now
             args, kwargs = self._lift_weights_and_fit_arguments(module, args, kwargs)
         if self._backwards and self._is_cast_in_checkpoint(module, args, kwargs):
@@ -414,7 +414,7 @@ class PlainScriptFollower:
             self._lifted.lift_thawed_weights()
         inside_of_cast = self._is_inside_trained_module() and self._stand_in.casts_weights
         narrows = not self._casts or (self._stand_in.casts_weights and not self._is_inside_trained_module())
-        if self._is_in_place_of_autocast() and not any(
+        if self._casts_otherwise_than_autocast() and not any(
             one is not None for one in module._parameters.values()
         ):
             types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
@@ -825,7 +825,7 @@ class PlainScriptFollower:
 
     def _note_that_step_copies_weights(self, optimizer: Any) -> None:
         if self._rows is not None and type(optimizer) not in self._noted:
-            self._rows.add_departure_note(
+            self._rows.add_arm_departure_note(
                 f"the step of {type(optimizer).__name__} evaluates losses by itself, so that {self._arm} copies "
                 "weights and state before each step, to undo one that overflows; memory and time include that"
             )
@@ -912,7 +912,7 @@ class _EvaluatedClosure:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         weights, gradients = self._weight_and_gradient_bit_sums()
         if self._is_called or args or kwargs or weights != self._at_start[0]:
-            raise losses_on_copies_refusal(self._optimizer, self._arm)
+            raise losses_inside_step_refusal(self._optimizer, self._arm)
         if gradients != self._at_start[1]:
             raise self._refusal_error("changes gradients before it calls its closure")
         self._is_called = True

@@ -130,7 +130,7 @@ class TorchAmpStandIn:
         """End an update of an optimizer without a step."""
 
 
-def losses_on_copies_refusal(optimizer: Any, arm: Arm) -> UnsupportedCombination:
+def losses_inside_step_refusal(optimizer: Any, arm: Arm) -> UnsupportedCombination:
     """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
     return UnsupportedCombination(
         message_with_script_line(

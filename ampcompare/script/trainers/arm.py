@@ -35,7 +35,7 @@ class TrainerContext:
         """Note once in what a run departs from the script or from the arm."""
         if not self.is_script and self._rows is not None and text not in self._notes:
             self._notes.add(text)
-            self._rows.add_departure_note(text)
+            self._rows.add_arm_departure_note(text)
 
     def refuse_unless_script(self, setting: str, advice: str) -> None:
         """Refuse what no arm but `script` can replace."""

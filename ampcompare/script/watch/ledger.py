@@ -190,7 +190,7 @@ class ScriptLedgerWatch:
         if not self._depth or torch.compiler.is_compiling():
             return program(*args, **kwargs)
         self._has_compiled = self._is_pass_compiled = True
-        with self._look.operations_unseen():
+        with self._look.operations_unseen_in_block():
             return program(*args, **kwargs)
 
     # The steps that are looked at.
@@ -255,7 +255,7 @@ class ScriptLedgerWatch:
         try:
             if isinstance(args[0], nn.Module) and type(args[0]).__name__ == "OptimizedModule":
                 return self._note_and_run_compiled_program(original, *args, **kwargs)
-            with self._look.operations_observed():
+            with self._look.operations_observed_in_block():
                 return original(*args, **kwargs)
         finally:
             self._depth -= 1

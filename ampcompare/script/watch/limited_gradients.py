@@ -26,7 +26,7 @@ class LimitedScaledGradientsWatch:
     def follow(self, events: Subscriptions) -> None:
         """Follow the script from now on, until the end of `events`."""
         self._hooks.follow_registrations(events)
-        follow_tensor_limits(events, lambda: self._is_in_backward, self._note_limit)
+        follow_tensor_limits(events, lambda: self._is_in_backward, self._note_gradient_limit)
         events.wrap(torch.amp.GradScaler, "scale", self._scale)
         for name in ("apex.amp", "apex.amp.handle"):
             if name in sys.modules:
@@ -37,7 +37,7 @@ class LimitedScaledGradientsWatch:
         """Forget whether a loss of the step was scaled."""
         self._is_scaled = False
 
-    def limits_text(self) -> str:
+    def gradient_limits_text(self) -> str:
         """Return what the script does to its gradients, with the lines and a remedy; "" for nothing."""
         where = ", ".join(self._lines)
         return (
@@ -65,6 +65,6 @@ class LimitedScaledGradientsWatch:
         finally:
             self._is_in_backward = before
 
-    def _note_limit(self, tensor: Any, result: Any) -> None:
+    def _note_gradient_limit(self, tensor: Any, result: Any) -> None:
         if self._hooks.is_gradient(tensor):
             self._lines[str(user_location())] = None

@@ -37,7 +37,7 @@ def gather_training_state(
     precision: Precision,
     names: Names,
 ) -> dict[str, Any]:
-    """Return weights, optimizers and loss scales, in the layout of `checkpoint.store.layout`.
+    """Return weights, optimizers and loss scales, in the layout of `checkpoints.store.layout`.
 
     Tensors are those that training continues with, not copies; shards are gathered, so that every rank calls it.
     `names` are those of the parameters that the optimizers held before `prepare`.
@@ -124,7 +124,7 @@ def restore_training_state(
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
         # Apex makes masters here at the latest. State loaded before that would be rounded to the half weights.
         optimizer.zero_grad()
-        placed = _state_in_own_tensors(optimizer, _state_without_shared_memory(saved, seen))
+        placed = _state_as_optimizer_holds_it(optimizer, _state_without_shared_memory(saved, seen))
         _load_optimizer_state(optimizer, placed, keep_types=CONVERTED not in state)
     masters = list_of_one_or_several(state.get("masters") or {})
     for optimizer, slots in zip(optimizers, names, strict=True):
@@ -173,7 +173,7 @@ def _load_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any], *, kee
                 loaded[key] = value.to(loaded[key].device, copy=True)
 
 
-def _state_in_own_tensors(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _state_as_optimizer_holds_it(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded."""
 
     def place_value(value: Any, param: Tensor) -> Any:
@@ -238,7 +238,7 @@ def _states_of_generators(devices: Sequence[torch.device]) -> dict[str, Any]:
 
 
 def _set_generator_states(states: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
-    """Set all global generators to what `random_states` returned."""
+    """Set all global generators to what `_states_of_generators` returned."""
     torch.set_rng_state(states["torch"].cpu())
     for device, state in zip(devices, states["cuda"], strict=False):
         set_generator_state(state.cpu(), device)

@@ -318,7 +318,7 @@ class PrecisionWrapper(Precision):
 class UnscaleOnce(Precision, abc.ABC):
     """A precision whose `unscale` changes gradients: the first call of a step does, the others return the parameters.
 
-    `step` of a subclass ends with `_forget`.
+    `step` of a subclass ends with `_note_optimizers_were_stepped`.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.base.tensors.cuda_casts import NestedContexts, cast_as_on_cuda
+from ampcompare.base.tensors.cuda_casts import TwoNestedContexts, cast_as_on_cuda
 from ampcompare.base.tensors.products import HALF_DTYPES
 
 aten = torch.ops.aten
@@ -187,5 +187,5 @@ def choose_cpu_half_mode_and_context(
     is_slow = half_dtype is torch.float16 or not has_bf16_instructions()
     casts = cast_as_on_cuda(device.type, lists)
     if device.type == "cpu" and (choice == "emulated" or (choice == "auto" and is_slow)):
-        return f"{name} emulated", NestedContexts(casts, EmulatedHalf(half_dtype))
+        return f"{name} emulated", TwoNestedContexts(casts, EmulatedHalf(half_dtype))
     return f"{name} native", casts

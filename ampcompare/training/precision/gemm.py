@@ -37,7 +37,7 @@ MAX_NAMED = 8
 
 
 class LinearFormatPlan:
-    """Which linear layers multiply in which formats: `install` in models, `begin` before each of their calls.
+    """Which linear layers multiply in which formats: `install` in models, `prepare_call_of_model` before each call.
 
     A layer multiplies in its formats wherever it would multiply in bf16: in a block of autocast, or with bf16 weights.
     One plan serves a process; copies of models share it.

@@ -51,7 +51,7 @@ def kept_in_fp32(
     if not patterns:
         yield ()
         return
-    named = _named_parts_of_models(models)
+    named = _named_modules_of_models(models)
     kept = ids_of_kept_modules(patterns.split("|"), named)
     weights = _WeightsBeforeCast([module for _, module in named if id(module) in kept])
     names: list[str] = []
@@ -68,7 +68,7 @@ def kept_in_fp32(
     weights.restore_weights()
 
 
-def _named_parts_of_models(models: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+def _named_modules_of_models(models: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     """Return the modules inside of models with each name that they have there."""
     return [
         (name, module)
@@ -82,7 +82,7 @@ def find_outermost_kept_modules(models: Sequence[nn.Module], patterns: str) -> d
     """Return the modules that `kept_in_fp32` would keep, by name, without those that run inside of another one."""
     if not patterns:
         return {}
-    named = _named_parts_of_models(models)
+    named = _named_modules_of_models(models)
     kept = ids_of_kept_modules(patterns.split("|"), named)
     return {name: module for model in models for name, module in _modules_called_from_outside(model, kept)}
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ampcompare.backends.roles import ProductFormat
 from ampcompare.base.formats import FORMATS, BlockFormat, ElementFormat
 from ampcompare.base.tensors.products import (
-    LinearProduct,
+    EmulatedLinearProduct,
     OperationMode,
     hide_operations,
     modes_that_see_operations,
@@ -28,10 +28,10 @@ from ampcompare.base.tensors.products import (
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.shared_scales import (
     hadamard_matrix,
+    mask_of_tiles_with_scale_at_limit,
     multiply_by_hadamard,
     round_matrix,
     rounded_values_and_matrix_scale,
-    tiles_with_scale_at_limit,
 )
 from ampcompare.training.precision.torchao_products import TorchaoProducts
 
@@ -226,7 +226,7 @@ def _transform_and_round_operand(
 
 def _product_and_rounding_figures(
     layer: LayerFormats, role: str, left: Tensor, right: Tensor
-) -> tuple[Tensor, LinearProduct]:
+) -> tuple[Tensor, EmulatedLinearProduct]:
     rounding = layer.roundings[role]
     result, operands = _product_and_operands(layer, role, left, right, keeps=True)
     figures = is_lost = None
@@ -243,7 +243,7 @@ def _product_and_rounding_figures(
         is_lost = ~result.any() & exact.bfloat16().any()
     flops = 2 * left.shape[0] * left.shape[1] * right.shape[0]
     name, text = ("bf16", "bf16") if rounding is None else (rounding.name, rounding.rounding_text(role))
-    return result, LinearProduct(layer.name, role, name, text, flops, figures, is_lost)
+    return result, EmulatedLinearProduct(layer.name, role, name, text, flops, figures, is_lost)
 
 
 def sum_of_rounding_figures(figures: list[Tensor]) -> Tensor:
@@ -254,11 +254,11 @@ def sum_of_rounding_figures(figures: list[Tensor]) -> Tensor:
 def _rounding_error_figures_of_operand(
     operand: _OperandWithRounding, rounding: ProductRounding, role: str, *, is_left: bool
 ) -> Tensor:
-    """Return the figures of `LinearProduct` of one operand."""
+    """Return the figures of `EmulatedLinearProduct` of one operand."""
     matrix, element = operand.matrix, rounding.element_of_operand(role, is_left=is_left)
     square = rounding.is_scaled_in_squares(role, is_left=is_left)
     nearest = round_matrix(matrix, rounding.form, element, rounding.scale, square=square)
-    ends = tiles_with_scale_at_limit(nearest, rounding.form, element, rounding.scale)
+    ends = mask_of_tiles_with_scale_at_limit(nearest, rounding.form, element, rounding.scale)
     exact = matrix.double()
     counts = (
         torch.tensor(matrix.numel(), device=matrix.device),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.cuda_casts import AS_IT_IS, NestedContexts, cast_as_on_cuda
+from ampcompare.base.tensors.cuda_casts import AS_IT_IS, TwoNestedContexts, cast_as_on_cuda
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, next_scale_and_good_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import request_reduction_type
@@ -122,7 +122,9 @@ class Native(UnscaleOnce):
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
-        return _casts_as_on_cuda(self, nullcontext(self.scaler.scale(loss) if self._enabled else loss))
+        return _block_with_casts_as_on_cuda(
+            self, nullcontext(self.scaler.scale(loss) if self._enabled else loss)
+        )
 
     def _unscale(self, optimizer: Optimizer) -> None:
         if self._enabled:
@@ -232,18 +234,20 @@ class _AutocastOverBf16Weights(Half):
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
-        return _casts_as_on_cuda(
+        return _block_with_casts_as_on_cuda(
             self, super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
         )
 
 
 def _autocast_block(precision: Native | _AutocastOverBf16Weights) -> AbstractContextManager[None]:
-    return _casts_as_on_cuda(precision, torch.autocast(precision.device_type, dtype=precision.half_dtype))
+    return _block_with_casts_as_on_cuda(
+        precision, torch.autocast(precision.device_type, dtype=precision.half_dtype)
+    )
 
 
-def _casts_as_on_cuda(
+def _block_with_casts_as_on_cuda(
     precision: Native | _AutocastOverBf16Weights, block: AbstractContextManager[Any]
 ) -> AbstractContextManager[Any]:
     """Return a context in which casts are those of CUDA; in a backward pass, of what it computes again."""
     casts = cast_as_on_cuda(precision.device_type, precision.autocast_lists)
-    return block if casts is AS_IT_IS else NestedContexts(casts, block)
+    return block if casts is AS_IT_IS else TwoNestedContexts(casts, block)

@@ -55,10 +55,12 @@ def round_to_element(x: Tensor, element: ElementFormat, generator: torch.Generat
     the element becomes the upper one with the probability of its distance from the lower one, in 16 bits.
     """
     x = x.clamp(-element.largest, element.largest)
-    return _round_to_steps_above(x, power_of_two_below(x).clamp_(min=2.0**element.least), element, generator)
+    return _round_to_spacing_from_power(
+        x, power_of_two_below(x).clamp_(min=2.0**element.least), element, generator
+    )
 
 
-def _round_to_steps_above(
+def _round_to_spacing_from_power(
     x: Tensor, power: Tensor, element: ElementFormat, generator: torch.Generator | None
 ) -> Tensor:
     """Round numbers to multiples of the steps that the element has from `power` on."""
@@ -207,7 +209,7 @@ def rounded_values_and_matrix_scale(
         if scale not in FP32_SCALES:  # these leave none beyond the range by more than fp32 rounds
             scaled.clamp_(-element.largest, element.largest)
         power = power_of_two_below(scaled).clamp_(min=2.0**element.least)
-        rounded = _round_to_steps_above(scaled, power, element, generator)
+        rounded = _round_to_spacing_from_power(scaled, power, element, generator)
         if form.shares != "tensor":
             rounded.mul_(tile)
     if form.shares == "block":
@@ -255,14 +257,14 @@ def _round_by_powers_of_two(
         tile = power_of_two_below(largest).mul_(2.0**-element.greatest)
     power = power_of_two_below(tiles)
     torch.maximum(power, tile * 2.0**element.least, out=power)
-    rounded = _round_to_steps_above(tiles, power, element, generator)
+    rounded = _round_to_spacing_from_power(tiles, power, element, generator)
     if scale != "rceil":  # which leaves none beyond the range
         limit = tile.mul_(element.largest)
         rounded.clamp_(-limit, limit)
     return rounded
 
 
-def tiles_with_scale_at_limit(
+def mask_of_tiles_with_scale_at_limit(
     rounded: RoundedMatrix, form: BlockFormat, element: ElementFormat, scale: str
 ) -> Tensor:
     """Return which tiles that are not all zero want a scale at or beyond an end of its range."""

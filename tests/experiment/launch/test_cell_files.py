@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ampcompare.experiment.launch.cell_files import (
-    make_finder_of_earlier_files_read,
     make_finder_of_other_cells_files_read,
+    make_finder_of_stale_files_read,
     move_run_to_previous,
 )
 from ampcompare.settings.config import RunConfig
@@ -37,7 +37,7 @@ def test_files_of_an_earlier_attempt_that_are_read_are_named(tmp_path: Path) -> 
         "log.txt",
     ):
         (tmp_path / name).write_text("x")
-    read = make_finder_of_earlier_files_read(tmp_path)
+    read = make_finder_of_stale_files_read(tmp_path)
     assert read() == []
     for name in ("out/ck.pt", "steps.jsonl"):
         (tmp_path / name).read_text()

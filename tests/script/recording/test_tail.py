@@ -7,7 +7,7 @@ from typing import Any
 
 from ampcompare.experiment.launch.script.rows import read_script_rows
 from ampcompare.script.recording.summary import read_exec_record
-from ampcompare.script.recording.tail import rows_only_in_tail
+from ampcompare.script.recording.tail import rows_only_in_tail_file
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "recorder": 1, "run": "ab12"}
 
@@ -53,11 +53,11 @@ def test_a_slot_that_was_cut_off_is_none(tmp_path: Path) -> None:
 
 def test_clocks_that_disagree_give_no_time(tmp_path: Path) -> None:
     path = _record(tmp_path, _slot(1, 1, 11.0) + _slot(2, 2, 12.0, day=5.0))
-    assert rows_only_in_tail(path, [HEADER, *_step(0), *_step(1)])[1]["seconds"] is None
+    assert rows_only_in_tail_file(path, [HEADER, *_step(0), *_step(1)])[1]["seconds"] is None
 
 
 def test_the_tail_of_another_run_is_not_read(tmp_path: Path) -> None:
     path = _record(tmp_path, _slot(2, 2, 12.0))
-    assert rows_only_in_tail(path, [{**HEADER, "run": "cd34"}]) == []
-    assert rows_only_in_tail(path, [{**HEADER, "run": "../ab12"}]) == []
-    assert rows_only_in_tail(path, []) == []
+    assert rows_only_in_tail_file(path, [{**HEADER, "run": "cd34"}]) == []
+    assert rows_only_in_tail_file(path, [{**HEADER, "run": "../ab12"}]) == []
+    assert rows_only_in_tail_file(path, []) == []

@@ -23,9 +23,9 @@ def test_layers_with_finite_weights_and_other_statistics_are_named() -> None:
         lost[2]["norm"](torch.full((4, 2), torch.inf))
         diverged[1](torch.full((4, 2), torch.inf))
         diverged[1].weight.fill_(torch.nan)
-    assert LostStatisticsWatch().find_lost_layers() == ["2.norm (BatchNorm1d)"]
+    assert LostStatisticsWatch().find_layers_with_lost_statistics() == ["2.norm (BatchNorm1d)"]
     lost[2]["norm"].reset_running_stats()
-    assert LostStatisticsWatch().find_lost_layers() == []
+    assert LostStatisticsWatch().find_layers_with_lost_statistics() == []
 
 
 def test_they_are_a_row_of_the_record(tmp_path: Path) -> None:
@@ -54,14 +54,14 @@ def test_a_model_that_its_function_has_left_is_known() -> None:
 
     main()
     events.end()
-    assert watch.find_lost_layers() == ["1 (BatchNorm1d)"]
+    assert watch.find_layers_with_lost_statistics() == ["1 (BatchNorm1d)"]
 
 
 def test_layers_without_statistics_are_none() -> None:
     kept = nn.BatchNorm1d(2, track_running_stats=False)
     masked = nn.Linear(2, 2)
     masked.register_buffer("mask", torch.full((2, 2), -torch.inf))
-    assert LostStatisticsWatch().find_lost_layers() == []
+    assert LostStatisticsWatch().find_layers_with_lost_statistics() == []
     assert kept is not masked
 
 
@@ -79,7 +79,7 @@ def test_a_variance_that_fp16_cannot_hold_is_a_remark(
     assert torch.isfinite(out).all()
     watch = LostStatisticsWatch()
     assert watch.find_layers_beyond_fp16() == ["BatchNorm1d"] * is_beyond
-    assert watch.find_lost_layers() == []
+    assert watch.find_layers_with_lost_statistics() == []
     recorder = Recorder(str(path), {"format": FORMAT, "schema": SCHEMA})
     _record_lost_statistics(RecordedSteps(recorder), watch)
     recorder.close(0, None)
@@ -95,4 +95,4 @@ def test_an_input_that_has_overflowed_is_no_variance_beyond_fp16() -> None:
     layer(torch.full((4, 2), torch.inf, dtype=torch.float16))
     watch = LostStatisticsWatch()
     assert watch.find_layers_beyond_fp16() == []
-    assert watch.find_lost_layers() == ["BatchNorm1d"]
+    assert watch.find_layers_with_lost_statistics() == ["BatchNorm1d"]

@@ -57,8 +57,8 @@ def test_lines_that_limit_scaled_gradients(watch: LimitedScaledGradientsWatch, w
     layer, x = layer_with_limit(where), torch.ones(1, 2, requires_grad=True)
     result = Limit.apply(layer(x)) if where == "function" else layer(x)
     torch.amp.GradScaler("cpu", init_scale=8.0).scale(result.sum()).backward()
-    assert "multiplied by the loss scale" in watch.limits_text()
-    assert "test_limited_gradients.py:" in watch.limits_text()
+    assert "multiplied by the loss scale" in watch.gradient_limits_text()
+    assert "test_limited_gradients.py:" in watch.gradient_limits_text()
 
 
 def test_limits_of_true_gradients_are_none(watch: LimitedScaledGradientsWatch) -> None:
@@ -67,4 +67,4 @@ def test_limits_of_true_gradients_are_none(watch: LimitedScaledGradientsWatch) -
     layer(x).clamp(0, 3).sum().backward()
     torch.amp.GradScaler("cpu", init_scale=1.0).scale(layer(x).sum()).backward()
     torch.amp.GradScaler("cpu").scale(layer_with_limit("sign")(x).clamp(0, 3).sum()).backward()
-    assert watch.limits_text() == ""
+    assert watch.gradient_limits_text() == ""

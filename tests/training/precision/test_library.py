@@ -35,7 +35,7 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
     (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
     look = StepTypeRecorder(model.parameters)
     look.begin(0, [optimizer], detailed=True)
-    with look.operations_observed():
+    with look.operations_observed_in_block():
         with precision.autocast():
             loss = model(torch.ones(1, 2)).float().sum()
         precision.backward(loss, [optimizer])

@@ -15,11 +15,11 @@ from ampcompare.training.precision.shared_scales import (
     RoundedMatrix,
     hadamard_matrix,
     join_tiles,
+    mask_of_tiles_with_scale_at_limit,
     multiply_by_hadamard,
     round_matrix,
     round_to_element,
     rounded_values_and_matrix_scale,
-    tiles_with_scale_at_limit,
 )
 from tests.training.precision.shared_scales.matrices import bell, hashed, make_matrices
 
@@ -333,7 +333,7 @@ def test_scales_at_an_end_of_their_range_are_found(name: str, scale: str, value:
     form = FORMATS[name]
     x = torch.zeros(2, 32)
     x[0] = value
-    ends = tiles_with_scale_at_limit(rounded(x, name, scale), form, form.element, scale)
+    ends = mask_of_tiles_with_scale_at_limit(rounded(x, name, scale), form, form.element, scale)
     assert bool(ends.flatten()[0]) is is_end
     assert not ends[-1].any()
 
@@ -342,7 +342,10 @@ def test_a_block_far_below_the_largest_has_a_scale_of_zero_in_nvfp4() -> None:
     x = torch.ones(2, 16)
     x[1] = 2.0**-24
     mine = rounded(x, "nvfp4")
-    assert tiles_with_scale_at_limit(mine, FORMATS["nvfp4"], E2M1, "te").flatten().tolist() == [False, True]
+    assert mask_of_tiles_with_scale_at_limit(mine, FORMATS["nvfp4"], E2M1, "te").flatten().tolist() == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("name", FORMATS)

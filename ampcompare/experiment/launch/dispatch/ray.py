@@ -17,7 +17,7 @@ from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import first_line_of_text
-from ampcompare.base.secrets.masking import restore_secrets, secrets_by_placeholder
+from ampcompare.base.secrets.masking import note_secrets_by_placeholder, secrets_by_placeholder
 from ampcompare.experiment.launch.cell_files import (
     read_config,
     write_cell_inputs,
@@ -192,7 +192,7 @@ def train_cell_and_read_files_in_ray_task(
     Returns:
         The files of the cell by their path in the folder; none where the folder is shared.
     """
-    restore_secrets(secrets_)
+    note_secrets_by_placeholder(secrets_)
     config = RunConfig.model_validate_json(settings)
     with contextlib.ExitStack() as stack:
         path = Path(folder)

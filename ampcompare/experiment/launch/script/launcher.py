@@ -32,8 +32,8 @@ from ampcompare.experiment.launch.cell_files import (
     drop_cell_outputs_from_code,
     last_lines_of_file,
     make_cell_folder,
-    make_finder_of_earlier_files_read,
     make_finder_of_other_cells_files_read,
+    make_finder_of_stale_files_read,
     record_with_loaded_code,
     sandbox_of_cell,
     write_config,
@@ -112,7 +112,7 @@ class ScriptLauncher(ForkServerLauncher):
         code, self._stuck = 0, ""
         output: OutputReader | None = None
         files_read, readable = (
-            make_finder_of_earlier_files_read(folder),
+            make_finder_of_stale_files_read(folder),
             make_finder_of_other_cells_files_read(config),
         )
         with self._process.busy_with_cell(), sandbox_of_cell(config, folder) as sandbox:
@@ -257,7 +257,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     weights = None
     if script.first_weights is not None:
         weights = str(first_weights_folder(config, folder) / CellFile.WEIGHTS)
-    mode, passes = _guard_mode_and_passes(config)
+    mode, passes = _guard_mode_and_last_pass(config)
     settings = ExecSettings(
         **exec_fields_under_arm(config, config.arm),
         twin=config.first_weights == "twin",
@@ -272,7 +272,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     return [*start, "ampcompare", "exec", *settings.exec_options, *module, script.name, *arguments]
 
 
-def _guard_mode_and_passes(config: RunConfig) -> tuple[GuardMode, int | None]:
+def _guard_mode_and_last_pass(config: RunConfig) -> tuple[GuardMode, int | None]:
     """Return how a cell looks for mistakes: in the passes that times leave out, or in all where they are errors.
 
     Returns:
@@ -385,7 +385,7 @@ class _RecordedStepCounter:
         return Progress(self._steps, self._total, 0, loss=self._loss)
 
     def has_wait_since_end_passed(self, seconds: float) -> bool:
-        """Return whether the last row was read so long ago; once for each time that this has passed again."""
+        """Return whether the end of the record was read so many seconds ago; once for each time that has passed."""
         if self._ended is None or time.monotonic() - self._ended < seconds:
             return False
         self._ended = time.monotonic()

@@ -12,7 +12,7 @@ from ampcompare.results.records.document import parse_json_number
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import ScriptFacts, SeedCall
 from ampcompare.results.records.step import StepRecord
-from ampcompare.script.recording.tail import rows_only_in_tail
+from ampcompare.script.recording.tail import rows_only_in_tail_file
 
 KNOWN = ("lr", "grad_norm")  # of a step, where its row says them
 
@@ -97,7 +97,7 @@ def read_script_rows(path: Path) -> ScriptRows:
             continue
         if isinstance(row, dict):
             read.append(row)
-    read += rows_only_in_tail(path, read)
+    read += rows_only_in_tail_file(path, read)
     if read:
         rows.header = read.pop(0)
     for row in read:

@@ -272,11 +272,13 @@ def train_prepared_cell(cell: PreparedCell, on_progress: Callable[[Progress], No
     session.on_phase = report_progress
     files = JsonLineFile(cell.steps_path), JsonLineFile(cell.epochs_path)
     with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, request_stop_at_signals(cell.stop):
-        epochs.write(map(_epoch_without_samples, metrics.epochs))  # of the run that this one resumes
+        epochs.write(
+            map(_epoch_result_without_per_sample, metrics.epochs)
+        )  # of the run that this one resumes
         for event in session.train_and_yield_events():
             if isinstance(event, EpochResult):
                 metrics.add_epoch(event)
-                epochs.write([_epoch_without_samples(event)])
+                epochs.write([_epoch_result_without_per_sample(event)])
                 continue
             metrics.add_steps(event)
             cell.monitor.sample_if_due(timed=metrics.num_steps > warmup_steps)
@@ -288,7 +290,7 @@ def train_prepared_cell(cell: PreparedCell, on_progress: Callable[[Progress], No
             report_progress("training")
 
 
-def _epoch_without_samples(event: EpochResult) -> EpochResult:
+def _epoch_result_without_per_sample(event: EpochResult) -> EpochResult:
     return event.model_copy(update={"per_sample": None})
 
 

@@ -1,7 +1,7 @@
 """Next steps after a comparison: commands to paste, built from the command that made it.
 
 No step changes a margin: a margin is chosen before the runs. More seeds are advised only where a look is left to test
-them (`analysis.inference.alpha_spending`).
+them (`results.analysis.inference.alpha_spending`).
 """
 
 from __future__ import annotations

@@ -199,11 +199,11 @@ def adapt_text(
 
 
 def _find_unneeded_imports(module: Module, names: ModuleImports, used: set[str]) -> set[str]:
-    """Return the names that imports of Apex bind and no code or text of a module has; none of an import in a `try`."""
+    """Return the names that imports of Apex outside of `try` and classes bind, and no code or text of a module has."""
     bound = {
         alias.asname or alias.name.split(".")[0]
         for statement, alias in names.imports
-        if not isinstance(module.parent(statement), ast.Try)
+        if not isinstance(module.parent(statement), (ast.Try, ast.ClassDef))  # of a class, an attribute
     }
     texts = [each.value for each in module.nodes if isinstance(each, ast.Constant)]
     written = {word for each in texts if isinstance(each, str) for word in re.findall(r"\w+", each)}
@@ -348,8 +348,8 @@ def _change_imports_and_find_tries(
     roots = {root_name(node) for node, full in missing_uses if isinstance(node, ast.Attribute)}
     in_try: dict[ast.Try, dict[ast.stmt, list[str]]] = {}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        in_a_try = isinstance(names.module.parent(statement), ast.Try)
-        unneeded = set() if in_a_try else unneeded_names
+        is_inner = isinstance(names.module.parent(statement), (ast.Try, ast.ClassDef))
+        unneeded = set() if is_inner else unneeded_names
         lines = _change_of_import(statement, adapter, used_names, roots, offered, unneeded)
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue

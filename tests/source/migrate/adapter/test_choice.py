@@ -56,7 +56,7 @@ def test_all_that_runs_with_a_training_follows_it(tmp_path: Path) -> None:
 def test_a_file_that_no_training_is_seen_to_reach_is_next_to_one_that_takes_the_adapter(
     tmp_path: Path,
 ) -> None:
-    (other, _, layer) = put(tmp_path, a=OWN, network=NETWORK, layer=LAYER)
+    (other, _, layer) = put(tmp_path, a=OWN, network=NETWORK, layer=f"{LAYER}layer = FusedLayerNorm(4)\n")
     choice = choose_rewrite_or_adapter([other, layer], rewritten="ordinary")
     assert choice.reasons[layer] == "a.py next to it does, and whether they run together is not seen"
     assert not choose_rewrite_or_adapter([layer], rewritten="ordinary").reasons
