@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, get_args
 
 from ampcompare.source.branches import Facts, facts_with_conditions_of_test
-from ampcompare.source.index import Function, Index
+from ampcompare.source.index import Index, ProjectFunction
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import DefinitionNode, FunctionNode, LoopNode, WithNode, child_nodes
 
@@ -89,7 +89,7 @@ class CallFollower(abc.ABC):
     def after_statement(self, statement: ast.stmt, frame: CallFrame) -> None:  # noqa: B027 - most need expressions alone
         """Do what is to be done behind a simple statement."""
 
-    def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
+    def bind_arguments(self, function: ProjectFunction, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         """Return what the arguments of a call are, by parameter."""
         return {}
 
@@ -115,17 +115,19 @@ class CallFollower(abc.ABC):
         """Return whether enough was reached."""
         return False
 
-    def callee(self, node: ast.expr, frame: CallFrame) -> Function | None:
+    def callee(self, node: ast.expr, frame: CallFrame) -> ProjectFunction | None:
         """Return the one function of this module that an expression surely is."""
         found = self.index.function_of_expression(node, frame.scope, frame.receiver)
-        return found if isinstance(found, Function) and found.module is self.module else None
+        return found if isinstance(found, ProjectFunction) and found.module is self.module else None
 
     def follow_named_function(self, node: ast.expr, frame: CallFrame, call: ast.Call | None = None) -> bool:
         """Follow a function where it is called; return whether it was followed."""
         callee = self.callee(node, frame)
         return callee is not None and self.follow_called_function(callee, frame, call)
 
-    def follow_called_function(self, function: Function, frame: CallFrame, call: ast.Call | None) -> bool:
+    def follow_called_function(
+        self, function: ProjectFunction, frame: CallFrame, call: ast.Call | None
+    ) -> bool:
         """Follow a function where it is called; return whether it was followed: not within itself, nor too deep."""
         callee = function.scope
         if callee in frame.active or isinstance(callee.node, ast.Lambda):

@@ -63,7 +63,7 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True)
-class Function:
+class ProjectFunction:
     """A function, method or lambda of the project.
 
     Attributes:
@@ -98,7 +98,7 @@ class ImportedObject:
 class SeveralFunctions:
     """One of some functions, all of which are known."""
 
-    choices: tuple[Function | ImportedObject, ...]
+    choices: tuple[ProjectFunction | ImportedObject, ...]
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class UnknownFunction:
         candidates: those that are.
     """
 
-    candidates: tuple[Function | ImportedObject, ...] = ()
+    candidates: tuple[ProjectFunction | ImportedObject, ...] = ()
 
 
-Callee: TypeAlias = Function | ImportedObject | SeveralFunctions | UnknownFunction
+Callee: TypeAlias = ProjectFunction | ImportedObject | SeveralFunctions | UnknownFunction
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class _UnknownValue(Enum):
 
 UNKNOWN = _UnknownValue.UNKNOWN
 Value: TypeAlias = (
-    Function
+    ProjectFunction
     | ImportedObject
     | _ProjectClass
     | _ClassInstance
@@ -273,14 +273,14 @@ class Index:
             each.scope for each in self.values_of_expression(node, scope) if isinstance(each, _ProjectClass)
         ]
 
-    def project_functions_of(self, call: ast.Call, scope: Scope) -> list[Function]:
+    def project_functions_of(self, call: ast.Call, scope: Scope) -> list[ProjectFunction]:
         """Return the functions of the project of which a call surely names one; none where it may name another thing.
 
         What such a call does, their lines say; its name says nothing.
         """
         callee = self.callee(call, scope)
         named = functions_of_callee(callee)
-        known = [each for each in named if isinstance(each, Function)]
+        known = [each for each in named if isinstance(each, ProjectFunction)]
         return known if len(known) == len(named) and not isinstance(callee, UnknownFunction) else []
 
     def possible_outside_names_of(self, node: ast.expr, scope: Scope) -> set[str]:
@@ -307,7 +307,7 @@ class Index:
         """Return the function, or the module, in which a call of any of the modules stands."""
         return self._scopes_around_calls[call]
 
-    def reaches_event(self, function: Function, event: SoughtEvent) -> Answer:
+    def reaches_event(self, function: ProjectFunction, event: SoughtEvent) -> Answer:
         """Return whether a call of a function leads to an event, in it or in what it calls."""
         key = (event.name, function.scope, function.receiver)
         if key not in self._reached:
@@ -315,7 +315,7 @@ class Index:
             self._reached[key] = self._search_event_in(function, event)
         return self._reached[key]
 
-    def _search_event_in(self, function: Function, event: SoughtEvent) -> Answer:
+    def _search_event_in(self, function: ProjectFunction, event: SoughtEvent) -> Answer:
         found = Answer.NO
         for node in own_nodes_of_scope(function.scope):
             if event.is_at(function.module, node):
@@ -324,7 +324,7 @@ class Index:
                 continue
             callee = self.callee(node, function.scope, function.receiver)
             for each in functions_of_callee(callee):
-                answer = self.reaches_event(each, event) if isinstance(each, Function) else Answer.NO
+                answer = self.reaches_event(each, event) if isinstance(each, ProjectFunction) else Answer.NO
                 if answer is Answer.YES:
                     return answer
                 found = answer if answer is Answer.UNKNOWN else found
@@ -380,7 +380,7 @@ class Index:
         if isinstance(node, ast.Call):
             return self._values_of_call(node, scope, receiver)
         if isinstance(node, ast.Lambda):
-            return frozenset({Function(scope.module.scope_from[node], receiver)})
+            return frozenset({ProjectFunction(scope.module.scope_from[node], receiver)})
         if isinstance(node, ast.Constant):
             return (
                 frozenset()
@@ -457,11 +457,11 @@ class Index:
         if isinstance(node, ast.ClassDef):
             return frozenset({_ProjectClass(scope)})
         assert isinstance(node, FunctionNode)
-        own = Function(scope, receiver)
+        own = ProjectFunction(scope, receiver)
         found: Values = frozenset({own})
         for decorator in reversed(node.decorator_list):
             made = self._functions_behind_values(self.values_of_expression(decorator, scope.parent or scope))
-            inner = [each for each in made if isinstance(each, Function)]
+            inner = [each for each in made if isinstance(each, ProjectFunction)]
             if inner:  # what it returns is called, and calls the function
                 found = frozenset().union(*(self._values_returned_by(each) for each in inner)) - {UNKNOWN} | (
                     found if any(_decorator_returns_function(each.scope) for each in inner) else frozenset()
@@ -546,7 +546,7 @@ class Index:
         if positional[:1] == [name]:
             for each in self._decorated_by_function.get(scope, ()):
                 is_class = isinstance(each.node, ast.ClassDef)
-                found.add(_ProjectClass(each) if is_class else Function(each))
+                found.add(_ProjectClass(each) if is_class else ProjectFunction(each))
         return frozenset(found)
 
     def _is_static(self, scope: Scope) -> bool:
@@ -618,7 +618,7 @@ class Index:
                 continue
             for one in _bindings_visible_at(bindings, None, each):
                 if isinstance(one.what, Scope) and _is_property(one.what.node):
-                    found |= self._values_returned_by(Function(one.what, scope))
+                    found |= self._values_returned_by(ProjectFunction(one.what, scope))
                 else:
                     found |= self._values_of_binding(one, each, scope)
             return frozenset(found)
@@ -661,7 +661,7 @@ class Index:
         for each in inside:
             if isinstance(each, _ProjectClass):
                 found.add(_ClassInstance(each.scope))
-            elif isinstance(each, Function):
+            elif isinstance(each, ProjectFunction):
                 found |= self._values_returned_by(each)
             elif isinstance(each, ImportedObject):
                 found |= self._values_of_outside_call(each.name, node, scope, receiver)
@@ -669,7 +669,7 @@ class Index:
                 found |= self._values_of_container_call(each, node, scope, receiver)
             elif isinstance(each, _ClassInstance) and isinstance(each.of, Scope):
                 for one in self._functions_behind_values(frozenset({each})):
-                    found |= self._values_returned_by(one) if isinstance(one, Function) else NOT_KNOWN
+                    found |= self._values_returned_by(one) if isinstance(one, ProjectFunction) else NOT_KNOWN
             else:
                 found.add(UNKNOWN)
         return frozenset(found)
@@ -681,7 +681,7 @@ class Index:
         if name in ("functools.partial", "functools.partialmethod") and first is not None:
             inside = self.values_of_expression(first, scope, receiver)
             return frozenset(
-                replace(each, given=(*each.given, node)) if isinstance(each, Function) else each
+                replace(each, given=(*each.given, node)) if isinstance(each, ProjectFunction) else each
                 for each in inside
             )
         if name in SAME and first is not None:
@@ -766,7 +766,7 @@ class Index:
                 found |= self.values_of_expression(one, home)
         return frozenset(found) if found else NOT_KNOWN
 
-    def _values_returned_by(self, function: Function) -> Values:
+    def _values_returned_by(self, function: ProjectFunction) -> Values:
         node, scope = function.scope.node, function.scope
         if isinstance(node, ast.Lambda):
             return self.values_of_expression(node.body, scope, function.receiver)
@@ -781,11 +781,11 @@ class Index:
 
     def _functions_behind_values(
         self, values: Iterable[Value]
-    ) -> list[Function | ImportedObject | _UnknownValue]:
+    ) -> list[ProjectFunction | ImportedObject | _UnknownValue]:
         """Return the functions that run where values are called."""
-        found: list[Function | ImportedObject | _UnknownValue] = []
+        found: list[ProjectFunction | ImportedObject | _UnknownValue] = []
         for each in values:
-            if isinstance(each, (Function, ImportedObject)):
+            if isinstance(each, (ProjectFunction, ImportedObject)):
                 found.append(each)
             elif isinstance(each, _ProjectClass):
                 found += self._constructors_of_class(each.scope)
@@ -799,20 +799,22 @@ class Index:
                 found.append(UNKNOWN)
         return found
 
-    def _constructors_of_class(self, scope: Scope) -> list[Function | ImportedObject | _UnknownValue]:
+    def _constructors_of_class(self, scope: Scope) -> list[ProjectFunction | ImportedObject | _UnknownValue]:
         order, outside = self._project_bases_and_first_outside(scope)
         for each in order:
             if (bindings := self._bindings_of_scope(each).get("__init__")) is not None:
-                return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)]
+                return [ProjectFunction(one.what, scope) for one in bindings if isinstance(one.what, Scope)]
         return [UNKNOWN] if outside == "" else [ImportedObject(outside or "object")]
 
-    def _functions_behind_object_call(self, scope: Scope) -> list[Function | ImportedObject | _UnknownValue]:
+    def _functions_behind_object_call(
+        self, scope: Scope
+    ) -> list[ProjectFunction | ImportedObject | _UnknownValue]:
         for name in ("__call__", "forward"):
             for each in self._project_bases_and_first_outside(scope)[0]:
                 if (bindings := self._bindings_of_scope(each).get(name)) is not None:
-                    return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)] or [
-                        UNKNOWN
-                    ]
+                    return [
+                        ProjectFunction(one.what, scope) for one in bindings if isinstance(one.what, Scope)
+                    ] or [UNKNOWN]
         return [UNKNOWN]
 
     # Tables, each made once.
@@ -916,7 +918,7 @@ class Index:
                     for each in self._functions_behind_values(
                         self.values_of_expression(decorator, scope.parent or scope)
                     ):
-                        if isinstance(each, Function):
+                        if isinstance(each, ProjectFunction):
                             found[each.scope].append(scope)
         return found
 
@@ -1028,7 +1030,7 @@ class _CallsByFunction:
         if known is None:
             callee = self._index.callee(call, self._index._scopes_around_calls[call])
             known = frozenset(
-                each.scope for each in functions_of_callee(callee) if isinstance(each, Function)
+                each.scope for each in functions_of_callee(callee) if isinstance(each, ProjectFunction)
             )
             # What is found within a question may lack what that question is about.
             (self._called_meanwhile if self._index.is_answering_question else self._called)[call] = known
@@ -1075,7 +1077,7 @@ def _may_be_call_of(call: ast.Call, method: Scope) -> bool:
     return needed <= given and (given <= most or node.args.kwarg is not None or node.args.vararg is not None)
 
 
-def functions_of_callee(callee: Callee) -> tuple[Function | ImportedObject, ...]:
+def functions_of_callee(callee: Callee) -> tuple[ProjectFunction | ImportedObject, ...]:
     """Return all that a call may name, as far as it is known."""
     if isinstance(callee, SeveralFunctions):
         return callee.choices
@@ -1093,7 +1095,7 @@ def own_nodes_of_scope(scope: Scope) -> Iterator[ast.AST]:
         waiting += child_nodes(each)
 
 
-def _callee_from_candidates(candidates: list[Function | ImportedObject | _UnknownValue]) -> Callee:
+def _callee_from_candidates(candidates: list[ProjectFunction | ImportedObject | _UnknownValue]) -> Callee:
     known = tuple(dict.fromkeys(each for each in candidates if not isinstance(each, _UnknownValue)))
     if len(known) < len(set(candidates)) or not known:
         return UnknownFunction(known)

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from ampcompare.source.index import Function, Index, own_nodes_of_scope
+from ampcompare.source.index import Index, ProjectFunction, own_nodes_of_scope
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
 from ampcompare.source.syntax import FunctionNode, arguments, dotted_name
 from ampcompare.source.torch_methods import PARAMETER_LISTS, receiver_of
@@ -117,7 +117,7 @@ class ObjectKinds:
             return self.model_of_parameters(call.args[0], scope, depth + 1)
         # A function of this module that returns them.
         found = self._index.callee(call, self._module.scope_of.get(call, scope))
-        if not isinstance(found, Function) or found.module is not self._module:
+        if not isinstance(found, ProjectFunction) or found.module is not self._module:
             return None
         inside = found.scope
         if not isinstance(inside.node, FunctionNode):

@@ -8,9 +8,9 @@ import pytest
 
 from ampcompare.source.index import (
     Answer,
-    Function,
     ImportedObject,
     Index,
+    ProjectFunction,
     SeveralFunctions,
     SoughtEvent,
     UnknownFunction,
@@ -40,7 +40,7 @@ def _words(answer: object) -> str:
     return " or ".join(sorted(names)) + ("?" if isinstance(answer, UnknownFunction) else "")
 
 
-def _lines(function: Function) -> str:
+def _lines(function: ProjectFunction) -> str:
     return str(function.scope.node.body[0].value.value)  # type: ignore[union-attr]
 
 
@@ -203,7 +203,7 @@ def test_what_a_function_reaches(body: str, expected: Answer) -> None:
     """Through what it calls; what nobody knows may do anything."""
     module = Module(f"def helper():\n    y.grad\ndef f():\n    {body}\n")
     reads = SoughtEvent("grad", lambda module, node: isinstance(node, ast.Attribute) and node.attr == "grad")
-    function = Function(module.scope_from[module.tree.body[1]])
+    function = ProjectFunction(module.scope_from[module.tree.body[1]])
     assert Index(module).reaches_event(function, reads) is expected
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.source.index import Function, Index, functions_of_callee
+from ampcompare.source.index import Index, ProjectFunction, functions_of_callee
 from ampcompare.source.migrate.rewrite import Migration, migrate_text
 from ampcompare.source.module import Module, Scope
 from tests.source.migrate.test_known_steps import LEFT
@@ -34,7 +34,7 @@ def _linked_scopes(module: Module) -> set[Scope]:
         scope = module.scope_of[call]
         for value in (call.func, *call.args, *(each.value for each in call.keywords)):
             for each in functions_of_callee(index.function_of_expression(value, scope)):
-                if isinstance(each, Function):
+                if isinstance(each, ProjectFunction):
                     links[scope].add(each.scope)
                     links[each.scope].add(scope)
     found = {module.scope_of[statement] for statement, _, full in module.imports if full.startswith("apex")}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.index import Function, ImportedObject, Index, functions_of_callee
+from ampcompare.source.index import ImportedObject, Index, ProjectFunction, functions_of_callee
 from ampcompare.source.lint.read.update_events import EventKind, EventTracer, TrainingEvent
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
@@ -161,7 +161,7 @@ class LintModule(Module):
             self.index.function_of_expression(function, self.scope_of.get(function, self.top))
         )
         # A class without `__init__` is called as `object` is.
-        return any(isinstance(each, Function) or each == ImportedObject("object") for each in choices)
+        return any(isinstance(each, ProjectFunction) or each == ImportedObject("object") for each in choices)
 
     @functools.cached_property
     def traces(self) -> list[Trace]:
@@ -321,7 +321,7 @@ def _stepping_scopes_by_closure(module: LintModule) -> dict[Scope, set[Scope]]:
         scope = module.scope_of[call]
         for value in call.args:
             for choice in functions_of_callee(module.index.function_of_expression(value, scope)):
-                if isinstance(choice, Function):
+                if isinstance(choice, ProjectFunction):
                     found.setdefault(choice.scope, set()).add(scope)
     return found
 

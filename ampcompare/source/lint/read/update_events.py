@@ -18,7 +18,7 @@ from ampcompare.source.branches import (
     facts_with_conditions_of_test,
 )
 from ampcompare.source.call_order import CallFollower, CallFrame
-from ampcompare.source.index import Function, Index
+from ampcompare.source.index import Index, ProjectFunction
 from ampcompare.source.module import Scope
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import (
@@ -498,7 +498,7 @@ class EventTracer(CallFollower):
             return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test
         return test
 
-    def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
+    def bind_arguments(self, function: ProjectFunction, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         node = function.scope.node
         assert isinstance(node, FunctionNode)
         found = {}

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.index import Function, own_nodes_of_scope
+from ampcompare.source.index import ProjectFunction, own_nodes_of_scope
 from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
@@ -238,7 +238,7 @@ def _holds_optimizer_state(module: LintModule, value: ast.expr, place: ast.expr)
     """Return whether a mapping has the state of an optimizer: written in it, added to it, or returned by a function."""
     if isinstance(value, ast.Call) and value in module.scope_of:
         found = module.index.callee(value, module.scope_of[value])
-        if isinstance(found, Function) and found.module is module and found.name != "__init__":
+        if isinstance(found, ProjectFunction) and found.module is module and found.name != "__init__":
             returned = [
                 node.value for node in own_nodes_of_scope(found.scope) if isinstance(node, ast.Return)
             ]

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.index import Function, functions_of_callee, own_nodes_of_scope
+from ampcompare.source.index import ProjectFunction, functions_of_callee, own_nodes_of_scope
 from ampcompare.source.lint.read.module import Finding, LintModule, is_disabled_by_literal, register_rule
 from ampcompare.source.lint.read.update_events import EventKind, name_in_source
 from ampcompare.source.lint.rules.gradients import SCALE_WORDS
@@ -64,7 +64,7 @@ def _loss_scaling_text(module: LintModule) -> str:
     return ""
 
 
-def _functions_with_gradients(module: LintModule) -> Iterator[tuple[Function, int | None, Scope]]:
+def _functions_with_gradients(module: LintModule) -> Iterator[tuple[ProjectFunction, int | None, Scope]]:
     """Yield what a backward pass calls, the place of its first gradient, and the function that has registered it."""
     for call, _ in module.method_calls(*REGISTERING):
         hook, scope = argument(call, "hook", 0), module.scope_of[call]
@@ -72,15 +72,17 @@ def _functions_with_gradients(module: LintModule) -> Iterator[tuple[Function, in
         if hook is not None:
             around = scope if isinstance(scope.node, FunctionNode) else None
             for found in functions_of_callee(module.index.function_of_expression(hook, scope)):
-                if isinstance(found, Function):
+                if isinstance(found, ProjectFunction):
                     yield found, first, around or found.scope
     for scope in module.scopes:
         if scope.owner is not None and getattr(scope.node, "name", "") == "backward":
             if module.index.has_outside_base(scope.owner, "torch.autograd.Function"):
-                yield Function(scope), 1, scope.owner
+                yield ProjectFunction(scope), 1, scope.owner
 
 
-def _calls_limiting_gradient_size(function: Function, first_gradient_index: int | None) -> Iterator[ast.Call]:
+def _calls_limiting_gradient_size(
+    function: ProjectFunction, first_gradient_index: int | None
+) -> Iterator[ast.Call]:
     """Yield the calls of a function that limit a gradient, one of what it gets, to a size that is no gradient's."""
     node = function.scope.node
     assert isinstance(node, FunctionNode | ast.Lambda)
@@ -132,7 +134,9 @@ def _names_derived_from_gradients(nodes: list[ast.AST], gradients: set[str]) -> 
     return found
 
 
-def _limited_tensor_and_bounds(function: Function, call: ast.Call) -> tuple[ast.expr, list[ast.expr]] | None:
+def _limited_tensor_and_bounds(
+    function: ProjectFunction, call: ast.Call
+) -> tuple[ast.expr, list[ast.expr]] | None:
     """Return what a call limits, and between which values; None for a call that limits nothing."""
     name, given = last_name(call.func).removesuffix("_"), [each.value for each in call.keywords]
     full = function.module.resolve(call.func, function.scope) or ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions_of_test, expression_of_condition
 from ampcompare.source.edits import Edit, Edits
-from ampcompare.source.index import Function, own_nodes_of_scope
+from ampcompare.source.index import ProjectFunction, own_nodes_of_scope
 from ampcompare.source.lint.read.module import (
     EXITS,
     Finding,
@@ -89,10 +89,14 @@ def misuse_of_scaled_gradients(module: LintModule) -> Iterator[Finding]:
 def _function_elsewhere_clips_or_measures(module: LintModule, event: TrainingEvent) -> bool:
     """Return whether a function of another file of the project surely clips, or takes norms of gradients."""
     found = module.index_of_project.callee(event.call, event.scope)
-    return isinstance(found, Function) and found.module is not module and _clips_or_measures_gradients(found)
+    return (
+        isinstance(found, ProjectFunction)
+        and found.module is not module
+        and _clips_or_measures_gradients(found)
+    )
 
 
-def _clips_or_measures_gradients(function: Function) -> bool:
+def _clips_or_measures_gradients(function: ProjectFunction) -> bool:
     """Return whether a function clips with torch, or measures and multiplies gradients by itself."""
     nodes = list(own_nodes_of_scope(function.scope))
     calls = [each for each in nodes if isinstance(each, ast.Call)]
@@ -253,7 +257,7 @@ def _condition_depends_on_unscaled_gradients(module: LintModule, event: Training
 def _find_function_called_by_test(module: LintModule, event: TrainingEvent, call: ast.Call) -> Scope | None:
     """Return the function of this module that a test calls."""
     found = module.index.callee(call, event.scope)
-    return found.scope if isinstance(found, Function) and found.module is module else None
+    return found.scope if isinstance(found, ProjectFunction) and found.module is module else None
 
 
 def _ends_training_unless_condition(module: LintModule, scope: Scope, key: str, value: object) -> bool:

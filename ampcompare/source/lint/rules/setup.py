@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.index import Function, own_nodes_of_scope
+from ampcompare.source.index import ProjectFunction, own_nodes_of_scope
 from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
@@ -94,7 +94,7 @@ def _dicts_of_expression(module: LintModule, node: ast.expr) -> list[ast.expr]:
         return module.values_of(dotted_text_of(node), scope) or []
     if isinstance(node, ast.Call):
         found = module.index.callee(node, scope)
-        if isinstance(found, Function) and found.module is module:
+        if isinstance(found, ProjectFunction) and found.module is module:
             return [
                 one.value
                 for one in own_nodes_of_scope(found.scope)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edits
-from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Index, functions_of_callee
+from ampcompare.source.index import Index, ProjectFunction, functions_of_callee
 from ampcompare.source.migrate.core.early_runs import EarlyRuns, PlaceAroundInitialize
 from ampcompare.source.migrate.core.scalers import PlannedScaler, ifs_around_call
 from ampcompare.source.migrate.read.finding import NOTE, Finding
@@ -130,7 +129,9 @@ class ApexCore:
             if isinstance(one, ast.Subscript)
         }
 
-    def parameters_receiving(self, call: ast.Call, argument_names: set[str]) -> list[tuple[str, Called]]:
+    def parameters_receiving(
+        self, call: ast.Call, argument_names: set[str]
+    ) -> list[tuple[str, ProjectFunction]]:
         """Return the parameters of functions of the project that get one of some objects in a call of this module."""
         return parameters_receiving(self.index, call, argument_names)
 
@@ -218,13 +219,15 @@ def last_name_before_index(node: ast.expr) -> str:
     return last_name(node)
 
 
-def parameters_receiving(index: Index, call: ast.Call, argument_names: set[str]) -> list[tuple[str, Called]]:
+def parameters_receiving(
+    index: Index, call: ast.Call, argument_names: set[str]
+) -> list[tuple[str, ProjectFunction]]:
     """Return the parameters of functions of the project that get one of some objects in a call of a module."""
     if not any(argument_names & last_names_of_objects(each) for each in argument_values(call)):
         return []
     found = []
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
-        if isinstance(each, Called) and isinstance(each.scope.node, FunctionNode):
+        if isinstance(each, ProjectFunction) and isinstance(each.scope.node, FunctionNode):
             bound = arguments(call, each.module.positional_parameters_without_self(each.scope.node))
             found += [
                 (key, each) for key, one in bound.items() if argument_names & last_names_of_objects(one)

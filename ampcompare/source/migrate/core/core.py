@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS, is_in_adapter_module
 from ampcompare.source.branches import never_run_together
 from ampcompare.source.edits import Edits
-from ampcompare.source.index import Answer, functions_of_callee
-from ampcompare.source.index import Function as Called
+from ampcompare.source.index import Answer, ProjectFunction, functions_of_callee
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.early_runs import PlaceAroundInitialize
 from ampcompare.source.migrate.core.initialize import rewrite_initialize_calls
@@ -423,7 +422,7 @@ def outside_calls_with_loss_and_optimizer(core: ApexCore) -> Iterator[tuple[ast.
         if not given & known:
             continue
         callee = core.index.callee(node, core.module.scope_of[node])
-        functions = [each for each in functions_of_callee(callee) if isinstance(each, Called)]
+        functions = [each for each in functions_of_callee(callee) if isinstance(each, ProjectFunction)]
         if any(each.module is core.module for each in functions):
             continue
         if any(core.index.reaches_event(each, BLOCK) is Answer.YES for each in functions) or (

@@ -7,7 +7,7 @@ import builtins
 import sys
 from collections.abc import Iterator
 
-from ampcompare.source.index import Function, Index, UnknownFunction, functions_of_callee
+from ampcompare.source.index import Index, ProjectFunction, UnknownFunction, functions_of_callee
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.read.cast_lists import CAST_BY_O1
@@ -153,8 +153,8 @@ def _functions_and_outside_names_of(
     """Return the functions of the project that an expression may be, and the others that may cast, by name."""
     callee = index.function_of_expression(node, scope)
     found = functions_of_callee(callee)
-    inside = [each.scope for each in found if isinstance(each, Function)]
-    names = [each.name for each in found if not isinstance(each, Function)]
+    inside = [each.scope for each in found if isinstance(each, ProjectFunction)]
+    names = [each.name for each in found if not isinstance(each, ProjectFunction)]
     others = [name for each in names if (name := _computation_of_outside_name(each))]
     if isinstance(callee, UnknownFunction) and not inside and not names:
         others += _unknown_computation(node)

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Answer, Index, functions_of_callee
-from ampcompare.source.index import Function as Called
+from ampcompare.source.index import Answer, Index, ProjectFunction, functions_of_callee
 from ampcompare.source.migrate.core.coverage import AutocastCoverage, scope_around
 from ampcompare.source.migrate.core.model_calls import MAX_DEPTH, calls_parameter, find_traced_network
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
@@ -148,7 +147,7 @@ def _calls_and_line_of_fp16_cast(index: Index) -> Iterator[tuple[ast.Call, int]]
 def _is_called_by_function(index: Index, call: ast.Call, argument: ast.expr) -> bool:
     """Return whether a function of the project gets an object and calls it."""
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
-        if isinstance(each, Called) and isinstance(each.scope.node, FunctionNode):
+        if isinstance(each, ProjectFunction) and isinstance(each.scope.node, FunctionNode):
             bound = arguments(call, each.module.positional_parameters_without_self(each.scope.node))
             if any(one is argument and calls_parameter(index, each, key) for key, one in bound.items()):
                 return True

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Function, Index, functions_of_callee
+from ampcompare.source.index import Index, ProjectFunction, functions_of_callee
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.syntax import dotted_name, names_bound_in
 
@@ -74,7 +74,7 @@ def _is_attribute_of_project(index: Index, node: ast.expr, name: str) -> bool:
     """Return whether an attribute is one of a class of the project, by the index or as it is of `self`."""
     module = index.module
     if any(
-        isinstance(each, Function)
+        isinstance(each, ProjectFunction)
         for each in functions_of_callee(index.function_of_expression(node, module.scope_of[node]))
     ):
         return True

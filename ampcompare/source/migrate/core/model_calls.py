@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Index
+from ampcompare.source.index import Index, ProjectFunction
 from ampcompare.source.migrate.core.context import last_name_before_index, parameters_receiving
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import last_name
@@ -68,7 +67,7 @@ def find_traced_network(module: Module, call: ast.Call) -> ast.expr | None:
     return call.args[0] if call.args and module.resolve(call.func) in RUNNERS else None
 
 
-def calls_parameter(index: Index, function: Called, parameter: str, depth: int = 0) -> bool:
+def calls_parameter(index: Index, function: ProjectFunction, parameter: str, depth: int = 0) -> bool:
     """Return whether a function calls one of its parameters, or hands it to one of the project that does."""
     module, names = function.module, {parameter}
     for call in module.calls:

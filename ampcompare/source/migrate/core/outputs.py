@@ -8,8 +8,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Answer, ImportedObject, functions_of_callee, own_nodes_of_scope
-from ampcompare.source.index import Function as Called
+from ampcompare.source.index import (
+    Answer,
+    ImportedObject,
+    ProjectFunction,
+    functions_of_callee,
+    own_nodes_of_scope,
+)
 from ampcompare.source.migrate.core.context import last_name_before_index
 from ampcompare.source.migrate.core.coverage import AutocastCoverage, scope_around, strongest_answer
 from ampcompare.source.migrate.core.holders import (
@@ -190,13 +195,13 @@ class _NamesOfOutputs:
             return False
         if self._follower.call_makes_output(self.module, call):
             return True
-        functions = [each for each in self.functions_named_by(call) if isinstance(each, Called)]
+        functions = [each for each in self.functions_named_by(call) if isinstance(each, ProjectFunction)]
         if any(self._follower.returns_output(each) for each in functions):
             return True
         given = [*argument_values(call), *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
         return any(map(self.holds_output, given))
 
-    def functions_named_by(self, call: ast.Call) -> tuple[Called | ImportedObject, ...]:
+    def functions_named_by(self, call: ast.Call) -> tuple[ProjectFunction | ImportedObject, ...]:
         """Return what a call may name."""
         return functions_of_callee(self._follower.core.index.callee(call, self.module.scope_of[call]))
 
@@ -224,7 +229,7 @@ class _NamesOfOutputs:
         """Return whether one of the functions that a call may name computes on arguments that came from autocast."""
         answers = []
         for each in self.functions_named_by(call) or (ImportedObject(full_name),):
-            if isinstance(each, Called):
+            if isinstance(each, ProjectFunction):
                 answers.append(self._project_function_casts(call, each))
             else:
                 answers.append(self._outside_function_casts(each.name, held_arguments))
@@ -247,7 +252,7 @@ class _NamesOfOutputs:
         )
         return Answer.UNKNOWN if is_direct else Answer.NO
 
-    def _project_function_casts(self, call: ast.Call, function: Called) -> Answer:
+    def _project_function_casts(self, call: ast.Call, function: ProjectFunction) -> Answer:
         node = function.scope.node
         if self._depth >= MAX_DEPTH or isinstance(node, (ast.Module, ast.ClassDef)):
             return Answer.UNKNOWN
@@ -255,7 +260,7 @@ class _NamesOfOutputs:
             function, self.held_parameters_of(call, function), self._depth + 1
         )
 
-    def held_parameters_of(self, call: ast.Call, function: Called) -> frozenset[Path]:
+    def held_parameters_of(self, call: ast.Call, function: ProjectFunction) -> frozenset[Path]:
         """Return which parameters of a function hold something in a call of it."""
         node, found = function.scope.node, set[Path]()
         if isinstance(node, (ast.Module, ast.ClassDef)):
@@ -310,7 +315,7 @@ class AutocastOutputs:
                     if names.module is not self.core.module:
                         yield names.module, call
                 for each in names.functions_named_by(call) if depth < MAX_DEPTH else ():
-                    if isinstance(each, Called) and (given := names.held_parameters_of(call, each)):
+                    if isinstance(each, ProjectFunction) and (given := names.held_parameters_of(call, each)):
                         if (each.scope, given) not in seen:
                             seen.add((each.scope, given))
                             inner = _NamesOfOutputs(self, each.module, each.scope, given, depth + 1)
@@ -391,7 +396,7 @@ class AutocastOutputs:
         names = {last_name(call.func), *owner.split(".")}
         return module is self.core.module and not names.isdisjoint(self.core.model_names)
 
-    def returns_output(self, function: Called) -> bool:
+    def returns_output(self, function: ProjectFunction) -> bool:
         """Return whether a function of the module returns what came from autocast."""
         names = self._names.get(function.scope)
         return names is not None and names.returns
@@ -406,7 +411,7 @@ class AutocastOutputs:
         return True
 
     def function_computes_on_parameters(
-        self, function: Called, held_parameters: frozenset[Path], depth: int
+        self, function: ProjectFunction, held_parameters: frozenset[Path], depth: int
     ) -> Answer:
         """Return whether a function computes on some of its parameters in a type that O1's lists decide."""
         key = (function.scope, held_parameters)

@@ -9,8 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ampcompare.source.amp_names import APEX
-from ampcompare.source.index import Answer, ImportedObject, functions_of_callee
-from ampcompare.source.index import Function as Called
+from ampcompare.source.index import Answer, ImportedObject, ProjectFunction, functions_of_callee
 from ampcompare.source.migrate.core.context import last_name_before_index, last_names_of_objects
 from ampcompare.source.migrate.core.early_runs import PlaceAroundInitialize
 from ampcompare.source.migrate.core.half_networks import (
@@ -292,9 +291,9 @@ def _note_uncast_computations(core: ApexCore) -> None:
         core.add_note(core.sites.initializes[0].call, ELSEWHERE.format(named))
 
 
-def _is_forward_of_network(function: Called | ImportedObject) -> bool:
+def _is_forward_of_network(function: ProjectFunction | ImportedObject) -> bool:
     """Return whether a function is the forward pass of a network: `forward`, or `__call__` of torch's modules."""
-    if isinstance(function, Called):
+    if isinstance(function, ProjectFunction):
         return function.name == "forward"
     return function.name.endswith("__call__") and function.name.startswith(NETWORKS)
 
@@ -337,7 +336,7 @@ def _passes_model_out_of_sight(core: ApexCore, call: ast.Call) -> bool:
     if SHOWS.search(name) or NO_PASS.search(name) or core.model_names & set(map(last_part, bound)):
         return False  # a model again, whose calls are asked for themselves
     choices = functions_of_callee(core.index.callee(call, module.scope_of[call]))
-    if any(isinstance(each, Called) for each in choices):
+    if any(isinstance(each, ProjectFunction) for each in choices):
         is_plain = all(
             dotted_name(each) or not core.model_names & last_names_of_objects(each) for each in given
         )
@@ -356,7 +355,9 @@ def _passes_model_out_of_sight(core: ApexCore, call: ast.Call) -> bool:
 def _is_function_of_module(core: ApexCore, node: ast.expr) -> bool:
     """Return whether an expression names a function of the module itself, whose calls of models are asked for."""
     found = functions_of_callee(core.index.function_of_expression(node, core.module.scope_of[node]))
-    return bool(found) and all(isinstance(each, Called) and each.module is core.module for each in found)
+    return bool(found) and all(
+        isinstance(each, ProjectFunction) and each.module is core.module for each in found
+    )
 
 
 def _is_no_grad_block(core: ApexCore, node: ast.With) -> bool:
@@ -431,7 +432,7 @@ class _CallsOutsideAutocast:
             each
             for call in calls
             for each in functions_of_callee(core.index.callee(call, module.scope_of[call]))
-            if isinstance(each, Called)
+            if isinstance(each, ProjectFunction)
         ]
         if any(core.index.reaches_event(each, BLOCK) is not Answer.NO for each in led_to):
             return False

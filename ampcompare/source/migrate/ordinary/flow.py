@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampcompare.source.amp_names import CLIPS, WRAPPERS
-from ampcompare.source.index import Function as Called
-from ampcompare.source.index import UnknownFunction, functions_of_callee, own_nodes_of_scope
+from ampcompare.source.index import ProjectFunction, UnknownFunction, functions_of_callee, own_nodes_of_scope
 from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.wide_numbers import ScalarTensorFinder
@@ -162,7 +161,7 @@ class _ValueFlow:
     def _refuse_functions_under_autocast(self, module: Module, call: ast.Call, depth: int) -> None:
         """Refuse functions of the project that run under autocast with more than a network may have."""
         for each in functions_of_callee(self._core.index.callee(call, module.scope_of[call])):
-            if not isinstance(each, Called) or each.scope in self._inside:
+            if not isinstance(each, ProjectFunction) or each.scope in self._inside:
                 continue
             self._inside.add(each.scope)
             nodes = list(own_nodes_of_scope(each.scope))
@@ -513,7 +512,7 @@ class _ValueFlow:
         if isinstance(callee, UnknownFunction) or not choices or use.kind == PARAMETERS:
             self._refuse_use(use, call)
         for each in choices:
-            if not isinstance(each, Called):
+            if not isinstance(each, ProjectFunction):
                 is_of_torch = use.kind == VALUE and is_cast and each.name.startswith("torch.nn.")
                 if not is_of_torch:
                     self._refuse_use(use, call)

@@ -1,4 +1,4 @@
-"""The forms that an ordinary training has; where one differs it takes the adapter, and the reason names the form."""
+"""The forms that an ordinary training has; where one differs, the reason names the form."""
 
 import ast
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Which trainings a rewrite is proven right for: those of a closed list of forms; all others take the adapter."""
+"""Which trainings are ordinary: those of a closed list of forms; of others, the first thing that differs is named."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.amp_names import CLIPS, CORE
 from ampcompare.source.branches import never_run_together
-from ampcompare.source.index import Function as Called
-from ampcompare.source.index import UnknownFunction, functions_of_callee
+from ampcompare.source.index import ProjectFunction, UnknownFunction, functions_of_callee
 from ampcompare.source.migrate.core.casts import OF_O1
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import puts_autocast_in_forward
@@ -472,7 +471,7 @@ def _is_known_maker(core: ApexCore, value: ast.expr, *, is_optimizer: bool) -> b
         return True
     callee = core.index.callee(value, core.module.scope_of[value])
     choices = functions_of_callee(callee)
-    known = all(isinstance(each, Called) or each.name.startswith(MADE_BY) for each in choices)
+    known = all(isinstance(each, ProjectFunction) or each.name.startswith(MADE_BY) for each in choices)
     is_named = bool(choices) and not isinstance(callee, UnknownFunction) and known
     # A class whose base is not read has no known constructor, and is a class of the project all the same.
     return is_named or bool(core.index.classes_of_expression(value.func, core.module.scope_of[value]))

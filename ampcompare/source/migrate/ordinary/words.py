@@ -1,4 +1,4 @@
-"""What no file of an ordinary training may name: words decide here, since they only ever decide for the adapter."""
+"""What no file of an ordinary training may name: words decide here, since they only ever speak against a rewrite."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.source.branches import never_run_together
-from ampcompare.source.index import Answer, Index, functions_of_callee
-from ampcompare.source.index import Function as Called
+from ampcompare.source.index import Answer, Index, ProjectFunction, functions_of_callee
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
 from ampcompare.source.migrate.read.sites import BackwardPass, Sites, keys_of_initialized_models
@@ -102,7 +101,7 @@ class _ForwardFinder:
         return any(
             each.scope.node in functions or self._index.reaches_event(each, BLOCK) is Answer.YES
             for each in named
-            if isinstance(each, Called)
+            if isinstance(each, ProjectFunction)
         )
 
     def _barrier_nodes(self) -> set[ast.AST]:
@@ -116,7 +115,7 @@ class _ForwardFinder:
         """Yield the calls of functions that surely run a backward pass themselves, such as attacks on inputs."""
         for call in self._module.calls:
             choices = functions_of_callee(self._index.callee(call, self._module.scope_of[call]))
-            functions = [each for each in choices if isinstance(each, Called)]
+            functions = [each for each in choices if isinstance(each, ProjectFunction)]
             if any(self._index.reaches_event(each, BACKWARD) is Answer.YES for each in functions):
                 yield call
 

@@ -19,9 +19,9 @@ from ampcompare.source.branches import (
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, CallFrame
 from ampcompare.source.index import (
     Answer,
-    Function,
     ImportedObject,
     Index,
+    ProjectFunction,
     SoughtEvent,
     UnknownFunction,
     functions_of_callee,
@@ -326,10 +326,10 @@ class _EventFollower(CallFollower):
     def _follow_possible_callees(self, call: ast.Call, frame: CallFrame) -> bool:
         """Follow all functions that a call may name; return whether it names functions of the project alone."""
         callee = self.index.callee(call, frame.scope, frame.receiver)
-        functions = [each for each in functions_of_callee(callee) if isinstance(each, Function)]
+        functions = [each for each in functions_of_callee(callee) if isinstance(each, ProjectFunction)]
         answers = {each: self.index.reaches_event(each, OF_INTEREST) for each in functions}
         known = not isinstance(callee, UnknownFunction) and all(
-            isinstance(each, Function) for each in functions_of_callee(callee)
+            isinstance(each, ProjectFunction) for each in functions_of_callee(callee)
         )
         functions = [each for each in functions if answers[each] is not Answer.NO]
         deep = len(frame.active) > NEAR and all(answers[each] is Answer.UNKNOWN for each in functions)
@@ -488,7 +488,7 @@ class _EventFollower(CallFollower):
                 return f"{id(one)}:{text}"
         return f"{id(frame.scope.module.top)}:{text}"
 
-    def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
+    def bind_arguments(self, function: ProjectFunction, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         node = function.scope.node
         assert isinstance(node, FunctionNode)
         names = function.module.positional_parameters_without_self(node)

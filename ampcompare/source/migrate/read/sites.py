@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import never_run_together
-from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Index, functions_of_callee
+from ampcompare.source.index import Index, ProjectFunction, functions_of_callee
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import UNSEEN, bind_arguments_by_name
@@ -436,7 +435,11 @@ def _functions_reaching(index: Index, functions: set[FunctionNode | None]) -> se
 def _functions_of_call(index: Index, call: ast.Call) -> set[FunctionNode | None]:
     """Return the functions of the module that a call may name."""
     choices = functions_of_callee(index.callee(call, index.module.scope_of[call]))
-    found = {each.scope.node for each in choices if isinstance(each, Called) and each.module is index.module}
+    found = {
+        each.scope.node
+        for each in choices
+        if isinstance(each, ProjectFunction) and each.module is index.module
+    }
     return {each for each in found if isinstance(each, FunctionNode)}
 
 

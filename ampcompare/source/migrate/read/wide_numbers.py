@@ -19,7 +19,7 @@ from ampcompare.source.syntax import argument_values, dotted_name, elements, las
 from ampcompare.source.torch_methods import WITH_INDICES
 
 if TYPE_CHECKING:
-    from ampcompare.source.index import Function, Index
+    from ampcompare.source.index import Index, ProjectFunction
     from ampcompare.source.module import Module, Scope
 
 
@@ -335,7 +335,7 @@ class ScalarTensorFinder:
         functions = self._index.project_functions_of(call, scope)
         return reduce(frozenset.union, map(self._shapes_returned_by, functions)) if functions else TENSOR
 
-    def _shapes_returned_by(self, function: Function) -> Shapes:
+    def _shapes_returned_by(self, function: ProjectFunction) -> Shapes:
         node = function.scope.node
         returned = [node.body] if isinstance(node, ast.Lambda) else []
         returned += [

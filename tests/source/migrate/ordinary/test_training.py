@@ -495,9 +495,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("before", "after", "expected"), OTHERS.values(), ids=OTHERS)
-def test_what_is_not_on_the_list_takes_the_adapter(
-    tmp_path: Path, before: str, after: str, expected: str
-) -> None:
+def test_what_is_not_on_the_list_is_named(tmp_path: Path, before: str, after: str, expected: str) -> None:
     assert before in BASE
     said = reason(tmp_path, BASE.replace(before, after), other=OTHER)
     assert said.startswith("line ")
